@@ -39,6 +39,7 @@ class RemoteError(AvgPipeError):
     Args:
         rank: global rank that failed first.
         text: the error as that rank printed it.
+
     """
 
     def __init__(self, rank: int, text: str) -> None:

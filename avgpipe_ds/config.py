@@ -1,0 +1,203 @@
+"""The "avgpipe" block of a DeepSpeed configuration, parsed strictly.
+
+A setting that is silently ignored costs a training run, so nothing is: unknown keys, values of a near-miss type ("2" for 2, true
+for 1) and settings that the chosen rule or schedule does not use are errors. All problems are collected and reported together, so
+that a configuration is repaired in one go.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from avgpipe_ds.errors import ConfigError
+
+__all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig"]
+
+BLOCK = "avgpipe"
+# Keys that a later version will tune by itself. Users who copy such a configuration deserve more than "not an integer".
+_TUNABLE = ("num_pipelines", "schedule.advance")
+# Averaging settings that only some rules read.
+_RULES_USING = {"momentum": ("sma",), "outer_lr": ("avgpipe",), "outer_momentum": ("avgpipe",)}
+
+
+class _Section(BaseModel):
+    """Base of all sections. The description of a field is what an error message says was expected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class AveragingConfig(_Section):
+    """How the parallel models and the reference model pull at each other (paper, section 3.2; docs/method.md)."""
+
+    rule: Literal["avgpipe", "easgd", "sma"] = Field(default="avgpipe", description='one of "avgpipe", "easgd", "sma"')
+    alpha: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = Field(
+        default="auto", description='a number in (0, 1], or "auto" for 1 / num_pipelines'
+    )
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="a number in [0, 1): SMA's mu, the momentum of the reference")
+    outer_lr: float = Field(default=1.0, gt=0, description="a number above 0: how much of the mean update the reference takes")
+    outer_momentum: float = Field(default=0.0, ge=0, lt=1, description="a number in [0, 1): Nesterov momentum of the reference")
+
+    def alpha_for(self, num_pipelines: int) -> float:
+        """Alpha as a number, "auto" resolved to 1 / `num_pipelines`.
+
+        Args:
+            num_pipelines: N, at least 1.
+
+        Raises:
+            ValueError: `num_pipelines` is below 1.
+
+        """
+        if num_pipelines < 1:
+            raise ValueError(f"num_pipelines must be at least 1, got {num_pipelines}")
+        return 1.0 / num_pipelines if self.alpha == "auto" else float(self.alpha)
+
+
+class ScheduleConfig(_Section):
+    """In which order a stage computes the micro-batches of one batch (paper, section 4; docs/schedules.md)."""
+
+    name: Literal["1f1b", "gpipe", "advance_forward"] = Field(
+        default="1f1b", description='one of "1f1b", "gpipe", "advance_forward"'
+    )
+    advance: int = Field(default=0, ge=0, description="an integer >= 0: forwards that a stage runs ahead of 1F1B")
+
+
+class AvgPipeConfig(_Section):
+    """The whole block. `AvgPipeConfig()` is plain DeepSpeed: one pipeline, 1F1B."""
+
+    num_pipelines: int = Field(default=1, ge=1, description="an integer >= 1: N, the parallel pipelines")
+    averaging: AveragingConfig = Field(default=AveragingConfig(), description="an object with averaging settings")
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="an object with schedule settings")
+    memory_limit_gb: float | None = Field(default=None, gt=0, description="a number above 0, or null: GB per accelerator")
+
+    @property
+    def alpha(self) -> float:
+        """Alpha as a number, "auto" resolved with this configuration's `num_pipelines`."""
+        return self.averaging.alpha_for(self.num_pipelines)
+
+    @classmethod
+    def from_deepspeed(cls, ds_config: Mapping[str, Any]) -> AvgPipeConfig:
+        """Read the "avgpipe" block of a DeepSpeed configuration; without one, the defaults.
+
+        Args:
+            ds_config: the parsed DeepSpeed JSON. Other blocks are DeepSpeed's and are not looked at.
+
+        Raises:
+            ConfigError: with one line per problem: the full key, what was expected, what came, and the nearest known key.
+
+        """
+        if BLOCK not in ds_config:
+            _reject_misspelled_block(ds_config)
+        block = ds_config.get(BLOCK, {})
+        if not isinstance(block, Mapping):
+            raise ConfigError(f'"{BLOCK}": expected an object with {", ".join(cls.model_fields)}; got {block!r}')
+        try:
+            config = cls.model_validate(dict(block))
+        except ValidationError as error:
+            problems = _problems(error)
+            # The model's own combination check runs only when every value is right by itself.
+            problems |= {path: text for path, text in _combination_problems(block) if path not in problems}
+            lines = "\n".join(f"  {BLOCK}.{path}: {text}" for path, text in problems.items())
+            raise ConfigError(f'{len(problems)} problem(s) in the "{BLOCK}" block:\n{lines}') from None
+        if config.memory_limit_gb is not None:
+            warnings.warn(
+                f"{BLOCK}.memory_limit_gb is not enforced: it bounds automatic tuning, which this version does not have",
+                stacklevel=2,
+            )
+        return config
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> AvgPipeConfig:
+        problems = [f"{path}: {text}" for path, text in _combination_problems(self.model_dump())]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key path, problem) of every setting that contradicts another; tolerates values that are wrong by themselves.
+
+    Writing out a default is no contradiction, so that complete configurations can be generated.
+    """
+    averaging, schedule = block.get("averaging"), block.get("schedule")
+    if isinstance(averaging, Mapping):
+        rule = averaging.get("rule", "avgpipe")
+        for key, rules in _RULES_USING.items():
+            default = AveragingConfig.model_fields[key].default
+            if rule in ("avgpipe", "easgd", "sma") and rule not in rules and averaging.get(key, default) != default:
+                yield (
+                    f"averaging.{key}",
+                    f'expected {default:g}, since only rule {_quoted(rules)} uses it and the rule is "{rule}"; '
+                    f"got {averaging[key]!r}",
+                )
+    if isinstance(schedule, Mapping):
+        name, advance = schedule.get("name", "1f1b"), schedule.get("advance", 0)
+        if name in ("1f1b", "gpipe") and isinstance(advance, int) and advance > 0:
+            yield (
+                "schedule.advance",
+                f'expected 0, since only schedule "advance_forward" uses it and the schedule is "{name}"; got {advance!r}',
+            )
+
+
+def _problems(error: ValidationError) -> dict[str, str]:
+    """One line per key path out of pydantic's errors, which repeat a path for each member of a union."""
+    problems: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        section: type[BaseModel] = AvgPipeConfig
+        path: list[str] = []
+        expected = ""
+        unknown = item["type"] in ("extra_forbidden", "invalid_key")
+        for part in map(str, item["loc"]):
+            field = section.model_fields.get(part)
+            if field is None and not unknown:
+                break  # a member of a union, not a key
+            path.append(part)
+            if field is not None:
+                expected = field.description or ""
+                nested = field.annotation
+                section = nested if isinstance(nested, type) and issubclass(nested, BaseModel) else section
+        key = ".".join(path)
+        if not path:  # raised by _check_combinations: reported by from_deepspeed, path by path
+            continue
+        if unknown:
+            problems[key] = f"unknown key; {_suggestion(path, section)}"
+        elif item["input"] == "auto" and key in _TUNABLE:
+            problems[key] = f'automatic tuning is not in this version; expected {expected}; got "auto"'
+        else:
+            problems[key] = f"expected {expected}; got {item['input']!r}"
+    return problems
+
+
+def _suggestion(path: list[str], section: type[BaseModel]) -> str:
+    """What the user may have meant by the unknown key `path`: the same key elsewhere, else the nearest name."""
+    unknown, siblings = path[-1], list(section.model_fields)
+    homes: dict[str, str] = {}
+    for name, field in AvgPipeConfig.model_fields.items():
+        homes[name] = name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            homes |= {key: f"{name}.{key}" for key in field.annotation.model_fields}
+    if unknown in homes:
+        return f'it belongs to "{BLOCK}.{homes[unknown]}"'
+    for candidates in (siblings, list(homes)):  # a key of the same section is the likelier meaning
+        nearest = difflib.get_close_matches(unknown, candidates, n=1)
+        if nearest:
+            return (
+                f'did you mean "{BLOCK}.{".".join([*path[:-1], nearest[0]]) if candidates is siblings else homes[nearest[0]]}"?'
+            )
+    return f"known keys here: {', '.join(siblings)}"
+
+
+def _reject_misspelled_block(ds_config: Mapping[str, Any]) -> None:
+    """Without this check "AvgPipe" or "avg_pipe" would train one pipeline and say nothing."""
+    for key in ds_config:
+        if isinstance(key, str) and re.sub(r"[^a-z]", "", key.lower()) in (BLOCK, f"{BLOCK}ds"):
+            raise ConfigError(f'unknown block "{key}"; did you mean "{BLOCK}"?')
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
