@@ -70,10 +70,11 @@ class LoweredSchedule(PipeSchedule):  # type: ignore[misc]
         if not 0 <= stage_id < stages:
             raise ValueError(f"stage_id must be in 0 .. {stages - 1} with {stages} stages, got {stage_id}")
         self.plan = plans[stage_id]
+        self._num_slots = peak_stored(self.plan)
 
     def num_pipe_buffers(self) -> int:
         """Slots this stage needs: the most micro-batches that it stores at a time, min(M, K - k + a)."""
-        return peak_stored(self.plan)
+        return self._num_slots
 
     def steps(self) -> Iterator[list[PipeInstruction]]:
         """Yield one list of instructions per computation."""
