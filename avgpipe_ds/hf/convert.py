@@ -1,0 +1,155 @@
+"""From a Hugging Face model to a DeepSpeed pipeline."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from avgpipe_ds.hf.families import family_of
+from avgpipe_ds.hf.losses import DEFAULT_LOSSES
+from avgpipe_ds.hf.module import HFPipelineModule
+from avgpipe_ds.hf.plan import Task
+from avgpipe_ds.hf.shell import build_shell, check_plan, parameter_counts
+from avgpipe_ds.hf.sources import StateDictSource, WeightSource, open_pretrained
+from avgpipe_ds.hf.weights import WeightLoader
+
+logger = logging.getLogger(__name__)
+
+
+def to_pipeline(
+    model_or_name: str | Path | PreTrainedModel | PretrainedConfig,
+    *,
+    num_stages: int,
+    task: Task,
+    num_labels: int | None = None,
+    id2label: Mapping[int, str] | None = None,
+    dtype: torch.dtype = torch.float32,
+    attn_implementation: str | None = None,
+    partition_method: str = "compute",
+    activation_checkpoint_interval: int = 0,
+    loss_fn: Callable[..., Tensor] | None = None,
+    seed: int = 1234,
+) -> HFPipelineModule:
+    """Make a Hugging Face model a `PipelineModule`. Every rank must call it, after `avgpipe_ds.init_distributed()`.
+
+    A stage builds its own layers only and reads only their tensors. Micro-batches are `(inputs, labels)` with inputs
+    `(input_ids, attention_mask)`, int64 `[batch, length]`; see `avgpipe_ds.hf.losses` for the labels.
+
+    Args:
+        model_or_name: a local folder or hub name; a model in memory, whose weights are copied; or a config, for random
+            weights that depend on `seed` but not on `num_stages`.
+        num_stages: K; must divide the number of ranks, the quotient being the data-parallel degree.
+        task: which head; the family must support it.
+        num_labels: classes of a classification head; default: that of `id2label`, or else of the config.
+        id2label: names of the classes, written into the exported config.
+        dtype: of the weights.
+        attn_implementation: `"eager"`, `"sdpa"`, ...; default: transformers' choice.
+        partition_method: `"compute"` balances the arithmetic of the stages (parameters that are multiplied with, so not
+            embeddings), `"parameters"` all parameters; `"uniform"` and `"type:<regex>"` are DeepSpeed's.
+        activation_checkpoint_interval: recompute activations in backward, this many layers at a time; 0: keep them.
+        loss_fn: `loss_fn(logits, labels)`; default: that of the task.
+        seed: for weights that are new.
+
+    Raises:
+        ValueError: the model, its task, labels, weights or number of stages cannot be; the same on every rank.
+        RuntimeError: torch.distributed is not initialised.
+
+    """
+    _check_arguments(num_stages, task)
+    config = _config_of(model_or_name)
+    family = family_of(config.model_type)
+    if task not in family.tasks:
+        raise ValueError(f"{family.model_type} models are supported for {sorted(family.tasks)}, got task={task!r}")
+    family.check(config)
+    checkpoint_labels = config.num_labels
+    if task == "sequence-classification":
+        _set_labels(config, num_labels, id2label, needs_classes=loss_fn is None)
+    shell = build_shell(config, task, dtype, attn_implementation)
+    plan = family.plan(shell.config, task)
+    check_plan(plan, shell)
+    if num_stages > len(plan):
+        raise ValueError(
+            f"expected at most {len(plan)} stages, one per layer of this {family.model_type}, got num_stages={num_stages}"
+        )
+    other_classes = shell.config.num_labels != checkpoint_labels
+    loader = WeightLoader(shell, plan, _source_of(model_or_name), replace_head=other_classes, seed=seed)
+    if dist.get_rank() == 0:
+        _report(loader, type(shell).__name__)
+    return HFPipelineModule(
+        plan,
+        loader,
+        hf_config=shell.config,
+        task=task,
+        parameter_counts=parameter_counts(plan, shell),
+        num_stages=num_stages,
+        dtype=dtype,
+        loss_fn=loss_fn or DEFAULT_LOSSES[task],
+        partition_method=partition_method,
+        activation_checkpoint_interval=activation_checkpoint_interval,
+        seed=seed,
+    )
+
+
+def _check_arguments(num_stages: int, task: str) -> None:
+    if task not in get_args(Task):
+        raise ValueError(f"expected task to be one of {list(get_args(Task))}, got {task!r}")
+    if not dist.is_initialized():
+        raise RuntimeError("a PipelineModule needs torch.distributed: call avgpipe_ds.init_distributed() before to_pipeline()")
+    world_size = dist.get_world_size()
+    if num_stages < 1 or world_size % num_stages:
+        raise ValueError(f"expected num_stages to divide the {world_size} ranks, got {num_stages}: start a multiple of it")
+
+
+def _config_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig) -> Any:
+    """A private copy of the model's config."""
+    if isinstance(model_or_name, PretrainedConfig):
+        return copy.deepcopy(model_or_name)
+    if isinstance(model_or_name, PreTrainedModel):
+        return copy.deepcopy(model_or_name.config)
+    name = str(model_or_name)
+    if (isinstance(model_or_name, Path) or name.startswith((".", "/", "~"))) and not Path(name).is_dir():
+        raise ValueError(f"expected a folder with a Hugging Face model, but {name!r} is none")
+    try:
+        return AutoConfig.from_pretrained(name)
+    except OSError as error:
+        raise ValueError(f"no config.json for {name!r}: expected a local folder or a hub name ({error})") from error
+
+
+def _source_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig) -> WeightSource | None:
+    if isinstance(model_or_name, PretrainedConfig):
+        return None
+    if isinstance(model_or_name, PreTrainedModel):
+        return StateDictSource(model_or_name.state_dict())
+    return open_pretrained(str(model_or_name))
+
+
+def _set_labels(config: Any, num_labels: int | None, id2label: Mapping[int, str] | None, *, needs_classes: bool) -> None:
+    if id2label is not None:
+        if sorted(id2label) != list(range(len(id2label))) or num_labels not in (None, len(id2label)):
+            raise ValueError(
+                f"expected id2label to name the classes 0 to {(num_labels or len(id2label)) - 1}, got {dict(id2label)}"
+            )
+        config.id2label = dict(id2label)
+        config.label2id = {label: index for index, label in id2label.items()}
+    elif num_labels is not None and num_labels != config.num_labels:
+        config.num_labels = num_labels
+    if needs_classes and (config.num_labels < 2 or config.problem_type not in (None, "single_label_classification")):
+        raise ValueError(
+            f"the default loss is for two or more exclusive classes, got num_labels={config.num_labels} and "
+            f"problem_type={config.problem_type!r}: pass a loss_fn for anything else"
+        )
+
+
+def _report(loader: WeightLoader, model_class: str) -> None:
+    if loader.new_names:
+        logger.warning("%s: new weights, to be trained: %s", model_class, ", ".join(loader.new_names))
+    if unused := loader.unused_names():
+        logger.info("%s has no place for these weights, which are ignored: %s", model_class, ", ".join(unused))

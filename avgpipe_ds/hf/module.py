@@ -1,0 +1,108 @@
+"""A `PipelineModule` made of a Hugging Face model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from deepspeed.pipe import PipelineModule
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from avgpipe_ds.hf.layers import NUM_TRAVELLING
+from avgpipe_ds.hf.partition import balanced_parts
+from avgpipe_ds.hf.plan import Flow, LayerPlan, Task, checkpoint_name, first_layer_of, module_prefix
+from avgpipe_ds.hf.weights import WeightLoader, cheap_build
+
+logger = logging.getLogger(__name__)
+
+
+class HFPipelineModule(PipelineModule):  # type: ignore[misc]  # deepspeed has no types
+    """One stage of a Hugging Face model. Build it with `avgpipe_ds.hf.to_pipeline`; every rank must.
+
+    Attributes:
+        hf_config: transformers' config of the whole model.
+        task: what the head does.
+        plan: the layers of all stages; `parts[k]` to `parts[k + 1]` are those of stage k.
+
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[LayerPlan],
+        loader: WeightLoader,
+        *,
+        hf_config: Any,
+        task: Task,
+        parameter_counts: Sequence[int],
+        num_stages: int,
+        dtype: torch.dtype,
+        loss_fn: Callable[..., Tensor],
+        partition_method: str,
+        activation_checkpoint_interval: int,
+        seed: int,
+    ) -> None:
+        # Plain attributes, set before nn.Module's constructor: PipelineModule's own calls the overrides below.
+        self.plan, self.hf_config, self.task = plan, hf_config, task
+        self._parameter_counts, self._dtype = parameter_counts, dtype
+        self._loader: WeightLoader | None = loader
+        super().__init__(
+            layers=[layer.spec for layer in plan],
+            num_stages=num_stages,
+            loss_fn=loss_fn,
+            base_seed=seed,
+            partition_method=partition_method,
+            # DeepSpeed's reentrant default detaches a first stage fed with ids, and would ask for gradients of masks.
+            activation_checkpoint_func=partial(checkpoint, use_reentrant=False),
+            dynamic_shape=True,
+        )
+        self.set_checkpoint_interval(activation_checkpoint_interval)
+        self._loader = None  # it may keep a whole model or open files alive
+
+    def forward(self, inputs: Flow) -> Tensor | tuple[Tensor, Tensor]:
+        """Run the stage's layers: logits on the last stage, else `(hidden_states, attention_mask)` for the next one."""
+        output: Any = super().forward(inputs)
+        return output if isinstance(output, Tensor) else output[:NUM_TRAVELLING]
+
+    def checkpoint_name(self, name: str) -> str:
+        """Transformers' name of `name`, a name in `state_dict()`."""
+        return checkpoint_name(self.plan, name)
+
+    def first_stage_of(self, name: str) -> int:
+        """The stage that speaks for `name`, a name in `state_dict()`: a tied module lives on several."""
+        stage: int = self.stage_owner(first_layer_of(self.plan, name))
+        return stage
+
+    def _partition_layers(self, method: str = "compute") -> None:
+        """Balance arithmetic ("compute") or memory ("parameters") from shapes; other methods are DeepSpeed's."""
+        if method not in ("compute", "parameters"):
+            super()._partition_layers(method=method)
+            return
+        skip_lookups = method == "compute"
+        costs = [
+            0 if layer.is_lookup and skip_lookups else count
+            for layer, count in zip(self.plan, self._parameter_counts, strict=True)
+        ]
+        self.parts = balanced_parts(costs, self.num_stages)
+        stage_id = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(start=self.parts[stage_id], stop=self.parts[stage_id + 1])
+        if self.global_rank == 0:
+            stages = [f"{start}-{stop - 1}" for start, stop in zip(self.parts, self.parts[1:], strict=False)]
+            logger.info("layers of the %d stages, balanced by %s: %s", self.num_stages, method, ", ".join(stages))
+
+    def _build(self) -> None:
+        """Build this stage's layers empty and fill them, on the CPU, before DeepSpeed moves them."""
+        with cheap_build(self._dtype):
+            super()._build()
+        assert self._loader is not None
+        modules = dict(self.named_modules())
+        filled: set[str] = set()
+        for index in range(self._local_start, self._local_stop):
+            name = module_prefix(self.plan, index).removesuffix(".")
+            if name not in filled:  # with one stage, a tied module comes up twice
+                self._loader.fill(index, modules[name])
+                filled.add(name)
+        logger.debug("stage read %d tensors, %d bytes", self._loader.num_tensors_read, self._loader.num_bytes_read)
