@@ -1,0 +1,207 @@
+"""Every problem of a configuration is named, with what was expected, what came, and the key that was meant."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from avgpipe_ds.config import AveragingConfig, AvgPipeConfig, ScheduleConfig
+from avgpipe_ds.errors import ConfigError
+
+
+def parse(**block: Any) -> AvgPipeConfig:
+    return AvgPipeConfig.from_deepspeed({"train_batch_size": 8, "avgpipe": block})
+
+
+def problems(**block: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(**block)
+    head, *lines = str(caught.value).splitlines()
+    assert head == f'{len(lines)} problem(s) in the "avgpipe" block:'
+    return [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("ds_config", [{}, {"train_batch_size": 8}, {"avgpipe": {}}])
+def test_without_settings_it_is_plain_deepspeed(ds_config):
+    config = AvgPipeConfig.from_deepspeed(ds_config)
+    assert config == AvgPipeConfig()
+    assert (config.num_pipelines, config.schedule.name, config.schedule.advance) == (1, "1f1b", 0)
+    assert (config.averaging.rule, config.alpha, config.memory_limit_gb) == ("avgpipe", 1.0, None)
+
+
+def test_a_full_block():
+    config = parse(
+        num_pipelines=3,
+        averaging={"rule": "avgpipe", "alpha": 0.1, "outer_lr": 2, "outer_momentum": 0.5},
+        schedule={"name": "advance_forward", "advance": 2},
+        memory_limit_gb=None,
+    )
+    assert config.averaging.outer_lr == 2.0 and isinstance(config.averaging.outer_lr, float), "an integer is fine for a number"
+    assert config.schedule == ScheduleConfig(name="advance_forward", advance=2)
+    assert config.alpha == 0.1
+
+
+@pytest.mark.parametrize("num_pipelines, alpha, expected", [(4, "auto", 0.25), (1, "auto", 1.0), (4, 1, 1.0), (4, 0.3, 0.3)])
+def test_alpha(num_pipelines, alpha, expected):
+    assert parse(num_pipelines=num_pipelines, averaging={"alpha": alpha}).alpha == expected
+    assert AveragingConfig(alpha=alpha).alpha_for(num_pipelines) == expected
+
+
+def test_alpha_for_no_pipelines():
+    with pytest.raises(ValueError, match="got 0"):
+        AveragingConfig().alpha_for(0)
+
+
+def test_it_is_frozen():
+    with pytest.raises(ValidationError):
+        parse().num_pipelines = 2
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "2", 2.0, 1.5, None, [2]])
+def test_num_pipelines_is_strict(value):
+    assert problems(num_pipelines=value) == [
+        f"avgpipe.num_pipelines: expected an integer >= 1: N, the parallel pipelines; got {value!r}"
+    ]
+
+
+@pytest.mark.parametrize("value", [0, -0.5, 1.01, True, "0.5", "atuo", NAN, INF, None, {}])
+def test_alpha_is_strict(value):
+    expected = f'avgpipe.averaging.alpha: expected a number in (0, 1], or "auto" for 1 / num_pipelines; got {value!r}'
+    assert problems(averaging={"alpha": value}) == [expected]
+
+
+@pytest.mark.parametrize(
+    "section, key, values",
+    [
+        ("averaging", "rule", ["AvgPipe", "sgd", 1, None]),
+        ("averaging", "momentum", [1, 1.5, -0.1, True, "0", NAN]),
+        ("averaging", "outer_lr", [0, -1, True, "1", INF, NAN]),
+        ("averaging", "outer_momentum", [1, -0.1, True, "0", NAN]),
+        ("schedule", "name", ["1F1B", "afab", 1, None]),
+        ("schedule", "advance", [-1, True, "1", 1.0, None]),
+    ],
+)
+def test_settings_are_strict(section, key, values):
+    for value in values:
+        (line,) = problems(**{section: {key: value}})
+        assert line.startswith(f"avgpipe.{section}.{key}: expected ") and line.endswith(f"; got {value!r}"), line
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "16", NAN, INF])
+def test_memory_limit_is_strict(value):
+    (line,) = problems(memory_limit_gb=value)
+    assert line == f"avgpipe.memory_limit_gb: expected a number above 0, or null: GB per accelerator; got {value!r}"
+
+
+def test_memory_limit_warns_that_it_is_not_enforced():
+    with pytest.warns(UserWarning, match="memory_limit_gb is not enforced"):
+        assert parse(memory_limit_gb=16).memory_limit_gb == 16.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parse(memory_limit_gb=None)
+
+
+@pytest.mark.parametrize("value", [None, 3, [], "2"])
+def test_blocks_must_be_objects(value):
+    with pytest.raises(ConfigError, match="expected an object with num_pipelines, averaging, schedule, memory_limit_gb; got"):
+        AvgPipeConfig.from_deepspeed({"avgpipe": value})
+    (line,) = problems(schedule=value)
+    assert line == f"avgpipe.schedule: expected an object with schedule settings; got {value!r}"
+
+
+@pytest.mark.parametrize(
+    "block, line",
+    [
+        ({"num_piplines": 2}, 'avgpipe.num_piplines: unknown key; did you mean "avgpipe.num_pipelines"?'),
+        ({"alpha": 0.5}, 'avgpipe.alpha: unknown key; it belongs to "avgpipe.averaging.alpha"'),
+        ({"advance": 1}, 'avgpipe.advance: unknown key; it belongs to "avgpipe.schedule.advance"'),
+        ({"advence": 1}, 'avgpipe.advence: unknown key; did you mean "avgpipe.schedule.advance"?'),
+        (
+            {"averaging": {"advance": 1}},
+            'avgpipe.averaging.advance: unknown key; it belongs to "avgpipe.schedule.advance"',
+        ),
+        (
+            {"averaging": {"num_pipelines": 1}},
+            'avgpipe.averaging.num_pipelines: unknown key; it belongs to "avgpipe.num_pipelines"',
+        ),
+        ({"averaging": {"mommentum": 0}}, 'avgpipe.averaging.mommentum: unknown key; did you mean "avgpipe.averaging.momentum"?'),
+        ({"schedule": {"xyz": 0}}, "avgpipe.schedule.xyz: unknown key; known keys here: name, advance"),
+        ({"zzz": 0}, "avgpipe.zzz: unknown key; known keys here: num_pipelines, averaging, schedule, memory_limit_gb"),
+    ],
+)
+def test_unknown_keys_name_the_nearest(block, line):
+    assert problems(**block) == [line]
+
+
+def test_a_key_that_is_no_string():
+    with pytest.raises(ConfigError, match=r"avgpipe\.3: unknown key"):
+        AvgPipeConfig.from_deepspeed({"avgpipe": {3: 4}})
+
+
+@pytest.mark.parametrize("name", ["AvgPipe", "avg_pipe", "avg-pipe", "AVGPIPE", "avgpipe_ds"])
+def test_a_misspelled_block_is_not_ignored(name):
+    with pytest.raises(ConfigError, match=f'unknown block "{name}"; did you mean "avgpipe"'):
+        AvgPipeConfig.from_deepspeed({name: {"num_pipelines": 2}})
+
+
+def test_auto_is_for_a_later_version():
+    lines = problems(num_pipelines="auto", schedule={"name": "advance_forward", "advance": "auto"})
+    assert [line.split("; got")[0] for line in lines] == [
+        "avgpipe.num_pipelines: automatic tuning is not in this version; expected an integer >= 1: N, the parallel pipelines",
+        "avgpipe.schedule.advance: automatic tuning is not in this version; "
+        "expected an integer >= 0: forwards that a stage runs ahead of 1F1B",
+    ]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_advance_needs_advance_forward(name):
+    assert problems(schedule={"name": name, "advance": 2}) == [
+        f'avgpipe.schedule.advance: expected 0, since only schedule "advance_forward" uses it and the schedule is "{name}"; got 2'
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule, settings, unused",
+    [
+        ("avgpipe", {"momentum": 0.5}, ["momentum"]),
+        ("easgd", {"momentum": 0.5, "outer_lr": 2, "outer_momentum": 0.5}, ["momentum", "outer_lr", "outer_momentum"]),
+        ("sma", {"momentum": 0.5, "outer_lr": 2, "outer_momentum": 0.5}, ["outer_lr", "outer_momentum"]),
+    ],
+)
+def test_settings_that_the_rule_does_not_use(rule, settings, unused):
+    lines = problems(averaging={"rule": rule, **settings})
+    assert [line.split(":")[0] for line in lines] == [f"avgpipe.averaging.{key}" for key in unused]
+    assert all(f'the rule is "{rule}"' in line for line in lines)
+
+
+def test_writing_out_defaults_is_fine():
+    defaults = {"momentum": 0, "outer_lr": 1, "outer_momentum": 0}
+    assert parse(averaging={"rule": "easgd", **defaults}, schedule={"name": "gpipe", "advance": 0}).averaging.rule == "easgd"
+
+
+def test_all_problems_at_once():
+    lines = problems(
+        num_pipelines=True,
+        averaging={"alpha": 2, "momentum": 0.5},
+        schedule={"advance": 3, "nmae": "1f1b"},
+        memory_limit=5,
+    )
+    assert sorted(line.split(":")[0] for line in lines) == [
+        "avgpipe.averaging.alpha",
+        "avgpipe.averaging.momentum",
+        "avgpipe.memory_limit",
+        "avgpipe.num_pipelines",
+        "avgpipe.schedule.advance",
+        "avgpipe.schedule.nmae",
+    ]
+
+
+def test_combinations_are_checked_without_json_too():
+    with pytest.raises(ValueError, match="schedule.advance: expected 0"):
+        AvgPipeConfig(schedule=ScheduleConfig(advance=2))

@@ -1,0 +1,231 @@
+"""The simulator against pictures drawn by hand, closed formulas, and schedules that must be refused."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from avgpipe_ds.errors import ScheduleError
+from avgpipe_ds.schedules.__main__ import main
+from avgpipe_ds.schedules.actions import Action
+from avgpipe_ds.schedules.plans import Plan, forward_only_plan, plan_all_stages
+from avgpipe_ds.schedules.simulate import Simulation, simulate, timetable, validate
+
+SETTINGS = [(2, 4), (4, 4), (4, 8), (8, 8)]
+
+
+def parse(*rows: str) -> tuple[Plan, ...]:
+    return tuple(tuple(Action.parse(text) for text in row.split()) for row in rows)
+
+
+def one_f_one_b(K: int, M: int) -> tuple[Plan, ...]:
+    return plan_all_stages("1f1b", num_stages=K, num_micro_batches=M)
+
+
+def mean_busy(simulation: Simulation) -> float:
+    return sum(simulation.busy_fraction) / simulation.num_stages
+
+
+def test_golden_timetable():
+    """Messages of a third of a forward; a cell of three columns is one second."""
+    drawn = simulate(one_f_one_b(2, 3), num_iterations=1, message_s=1 / 3)
+    expected = """\
+        stage 0  F0 F1 ........B0--- F2 B1--- .....B2---
+        stage 1  ....F0 B0--- F1 B1--- ..F2 B2--- ......."""
+    # Stage 1 ends B0 at 4 1/3; stage 0 has it at 4 2/3, ends F2 at 7 2/3, which arrives at 8; B2 ends at 11 and 13 1/3.
+    assert timetable(drawn) == dedent(expected)
+    assert drawn.makespan_s == pytest.approx(13 + 1 / 3)
+
+
+def test_golden_timetable_of_two_pipelines():
+    """While pipeline 0 waits, pipeline 1 computes; labels start with the pipeline."""
+    drawn = simulate(one_f_one_b(2, 2), num_pipelines=2, num_iterations=1, message_s=0.0)
+    expected = """\
+        stage 0  0F0 0F1 1F0 1F1 0B0---- ....0B1---- ....1B0---- ....1B1----
+        stage 1  ....0F0 0B0---- 0F1 0B1---- 1F0 1B0---- 1F1 1B1---- ........"""
+    assert timetable(drawn) == dedent(expected)
+
+
+def test_timetable_of_bare_plans():
+    assert timetable(parse("F0 F1 B0 B1", "F0 B0 F1 B1")) == "stage 0   F0  F1  B0  B1\nstage 1   F0  B0  F1  B1"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 8), st.integers(1, 3), st.booleans(), st.booleans())
+def test_every_schedule_runs(K, M, a, N, barrier, blocking_sends):
+    """Valid, without deadlock, every computation once, none overlapping on a stage or before its message."""
+    plans = plan_all_stages("advance_forward", num_stages=K, num_micro_batches=M, advance=min(a, M))
+    validate(plans)
+    result = simulate(plans, num_pipelines=N, num_iterations=3, barrier=barrier, blocking_sends=blocking_sends)
+    assert len(result.events) == 3 * N * K * 2 * M
+    assert result.peak_stored == tuple(min(M, K - k + min(a, M)) for k in range(K))
+    ends = {(e.stage_id, e.pipeline_id, e.iteration, e.action.kind, e.action.micro_batch): e.end_s for e in result.events}
+    assert len(ends) == len(result.events)
+    free = [0.0] * K
+    for e in result.events:
+        assert e.start_s >= free[e.stage_id] - 1e-9
+        free[e.stage_id] = e.end_s
+        source = e.stage_id + (-1 if e.action.kind == "F" else 1)
+        if 0 <= source < K:
+            sent = ends[source, e.pipeline_id, e.iteration, e.action.kind, e.action.micro_batch]
+            assert e.start_s >= sent + 0.2 - 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 8))
+def test_bubble_of_one_pipeline(K, M):
+    """With free messages 1F1B idles (K-1)/(M+K-1) of the time."""
+    result = simulate(one_f_one_b(K, M), message_s=0.0)
+    assert result.seconds_per_iteration == pytest.approx(3 * (M + K - 1))
+    for busy in result.busy_fraction:
+        assert 1 - busy == pytest.approx((K - 1) / (M + K - 1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(2, 3))
+def test_no_pipeline_runs_more_than_one_iteration_ahead(K, M, N):
+    """Its step t+1 has to wait for everyone's step t, so no pipeline computes t+2 while another still computes t."""
+    result = simulate(one_f_one_b(K, M), num_pipelines=N, num_iterations=5)
+    for k in range(K):
+        last_end = [max(e.end_s for e in result.events if e.stage_id == k and e.iteration == t) for t in range(5)]
+        first_start = [min(e.start_s for e in result.events if e.stage_id == k and e.iteration == t) for t in range(5)]
+        assert all(first_start[t + 2] >= last_end[t] - 1e-9 for t in range(3))
+
+
+def test_steps_are_taken_in_pipeline_order():
+    """A pipeline may finish early, but computes the next batch only after those before it have stepped."""
+    result = simulate(one_f_one_b(4, 4), num_pipelines=3, num_iterations=6)
+    for k in range(4):
+        done = {}
+        for e in result.events:
+            if e.stage_id == k:
+                done[e.iteration, e.pipeline_id] = max(done.get((e.iteration, e.pipeline_id), 0.0), e.end_s)
+        for e in result.events:
+            if e.stage_id == k and e.iteration > 0:
+                assert all(done[e.iteration - 1, earlier] <= e.start_s + 1e-9 for earlier in range(e.pipeline_id))
+
+
+# Busy fractions: 1F1B with blocking sends, with asynchronous sends; N = 2 with a barrier; N = 2 and N = 3 free-running.
+BUSY = {
+    (2, 4): (0.750, 0.759, 0.863, 1.000, 1.000),
+    (4, 4): (0.517, 0.522, 0.702, 0.938, 1.000),
+    (4, 8): (0.652, 0.663, 0.819, 0.968, 1.000),
+    (8, 8): (0.476, 0.478, 0.654, 0.909, 0.972),
+}
+
+
+@pytest.mark.parametrize("K, M", SETTINGS)
+def test_busy_fractions(K, M):
+    """The table of docs/schedules.md."""
+    runs = [
+        {"blocking_sends": True},
+        {},
+        {"num_pipelines": 2, "barrier": True},
+        {"num_pipelines": 2},
+        {"num_pipelines": 3},
+    ]
+    got = [mean_busy(simulate(one_f_one_b(K, M), num_iterations=32, **run)) for run in runs]
+    assert got == pytest.approx(BUSY[K, M], abs=0.002)
+
+
+OTHER_ORDERS = {
+    "iteration, backward, pipeline": lambda *, iteration, pipeline_id, kind: (iteration, kind == "F", pipeline_id),
+    "iteration, pipeline": lambda *, iteration, pipeline_id, kind: (iteration, pipeline_id),
+    "backward, pipeline": lambda *, iteration, pipeline_id, kind: (kind == "F", pipeline_id),
+    "forward, iteration, pipeline": lambda *, iteration, pipeline_id, kind: (kind == "B", iteration, pipeline_id),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ORDERS)
+@pytest.mark.parametrize("message_s, backward_s", [(0.2, 2.0), (0.05, 2.0)])
+def test_no_other_order_is_better(name, message_s, backward_s):
+    for K, M in SETTINGS:
+        for N in (1, 2, 3):
+            times = {"num_pipelines": N, "message_s": message_s, "backward_s": backward_s}
+            ours = mean_busy(simulate(one_f_one_b(K, M), **times))
+            other = mean_busy(simulate(one_f_one_b(K, M), priority=OTHER_ORDERS[name], **times))
+            assert ours >= other - 0.005, (K, M, N)
+
+
+def test_advance_needs_to_grow_towards_the_first_stage():
+    """What docs/schedules.md says of advance forward: the same advance everywhere leaves every link as stalled as in 1F1B."""
+
+    def seconds(*plans: Plan) -> float:
+        return simulate(plans, message_s=1.0).seconds_per_iteration
+
+    def advanced(a: int) -> tuple[Plan, ...]:
+        return plan_all_stages("advance_forward", num_stages=2, num_micro_batches=8, advance=a)
+
+    gpipe = plan_all_stages("gpipe", num_stages=2, num_micro_batches=8)
+    assert seconds(*advanced(1)) == pytest.approx(seconds(*advanced(0)))
+    assert seconds(advanced(1)[0], advanced(0)[1]) == pytest.approx(seconds(*gpipe))
+
+
+@pytest.mark.parametrize(
+    "rows, message, marked",
+    [
+        (("F0 F1 B0 B1", "F0 F1 B1 B0"), "expected B0, got B1", "[B1]"),
+        (("F0 F1 B0 B1", "F0 B0 B1 F1"), "B1 comes before its forward", "[B1]"),
+        (("F0 F1 B0 B1", "F0 F0 B0 B1"), "expected F1, got F0", "[F0]"),
+        (("F0 F1 B0 B1", "F1 F0 B0 B1"), "expected F0, got F1", "[F1]"),
+        (("F0 F1 B0 B1", "F0 B0 F1"), "ends after", "[end]"),
+        (("F0 F1 B0 B1", "F0 B0"), "ends after", "[end]"),
+    ],
+)
+def test_invalid_plans_are_shown(rows, message, marked):
+    with pytest.raises(ScheduleError) as caught:
+        validate(parse(*rows))
+    text = str(caught.value)
+    assert message in text and "stage 1" in text
+    assert [line for line in text.splitlines() if marked in line] == [text.splitlines()[2]], "marked in the row of stage 1"
+
+
+def test_forward_only_plans():
+    plans = (forward_only_plan(num_micro_batches=3),) * 2
+    validate(plans, forward_only=True)
+    assert simulate(plans, num_iterations=1, message_s=0.0).makespan_s == pytest.approx(4)
+    with pytest.raises(ScheduleError, match="ends after"):
+        validate(plans)
+    with pytest.raises(ScheduleError, match="forward-only"):
+        validate(one_f_one_b(2, 3), forward_only=True)
+
+
+def test_no_stages():
+    with pytest.raises(ScheduleError, match="at least one stage"):
+        validate(())
+
+
+def test_deadlock_is_shown():
+    """Stage 0 wants a gradient before it sends micro-batch 1, stage 1 wants micro-batch 1 before it makes a gradient."""
+    plans = parse("F0 B0 F1 B1", "F0 F1 B0 B1")
+    validate(plans)
+    with pytest.raises(ScheduleError) as caught:
+        simulate(plans)
+    text = str(caught.value)
+    assert "stage 0 at B0 waits for stage 1" in text and "stage 1 at F1 waits for stage 0" in text
+    assert text.splitlines()[-2:] == ["stage 0   F0  [B0]  F1   B1   end", "stage 1   F0  [F1]  B0   B1   end"]
+
+
+@pytest.mark.parametrize("bad", [{"num_pipelines": 0}, {"num_iterations": 0}, {"forward_s": 0}, {"message_s": -1}])
+def test_bad_numbers(bad):
+    with pytest.raises(ValueError, match="got"):
+        simulate(one_f_one_b(2, 2), **bad)
+
+
+def test_command_line(capsys):
+    main("--schedule advance_forward --stages 2 --micro-batches 4 --advance 1 --pipelines 2".split())
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("stage 0  0F0 0F1 0A2 ")
+    assert printed[1].startswith("stage 1  ")
+    assert printed[2] == "steady state: 24 s per iteration of 2 batch(es)"
+    assert printed[4] == "stored micro-batches per stage and pipeline: 3 2"
+
+
+def test_command_line_reports_bad_arguments(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--stages", "0"])
+    assert caught.value.code == 2
+    assert "num_stages must be at least 1, got 0" in capsys.readouterr().err
