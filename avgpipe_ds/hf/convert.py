@@ -119,8 +119,10 @@ def _config_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig) -
         raise ValueError(f"expected a folder with a Hugging Face model, but {name!r} is none")
     try:
         return AutoConfig.from_pretrained(name)
-    except OSError as error:
-        raise ValueError(f"no config.json for {name!r}: expected a local folder or a hub name ({error})") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"expected a folder or hub name with a config.json that transformers knows, got {name!r}: {error}"
+        ) from error
 
 
 def _source_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig) -> WeightSource | None:

@@ -19,7 +19,7 @@ def family_of(model_type: str) -> Family:
     """The adapter for a `config.model_type`; `ValueError` when there is none."""
     if model_type not in _ADAPTERS:
         raise ValueError(
-            f"expected a model_type with a pipeline adapter ({', '.join(supported_model_types())}), got {model_type!r}: write one "
+            f"expected a model_type with a pipeline adapter ({', '.join(supported_model_types())}), got {model_type!r}: add one "
             f"(a Family that plans the layers, builds a block and derives the blocks' masks; see avgpipe_ds/hf/families/base.py)"
         )
     family: Family = import_module(f"{__name__}.{_ADAPTERS[model_type]}").FAMILY
