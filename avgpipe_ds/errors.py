@@ -7,9 +7,11 @@ built-in name derive from that name instead: a bad setting is a `ValueError`, th
 from __future__ import annotations
 
 __all__ = [
+    "AgreedError",
     "AvgPipeError",
     "ConfigError",
     "DataExhausted",
+    "IncompleteIteration",
     "NonFiniteLoss",
     "PeerLost",
     "RemoteError",
@@ -19,6 +21,14 @@ __all__ = [
 
 class AvgPipeError(RuntimeError):
     """Base class of what can go wrong while training."""
+
+
+class AgreedError(Exception):
+    """Internal: carries an error that every rank raises at the same point, so that nobody needs to be told and the engine stays usable."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class ConfigError(ValueError):
@@ -50,6 +60,10 @@ class RemoteError(AvgPipeError):
     def __reduce__(self) -> tuple[type[RemoteError], tuple[int, str]]:
         # The default would call the constructor with the finished message as its only argument.
         return type(self), (self.rank, self.text)
+
+
+class IncompleteIteration(AvgPipeError):
+    """The data ended in the middle of an iteration. What was taken is kept: a new iterator completes it."""
 
 
 class NonFiniteLoss(AvgPipeError):

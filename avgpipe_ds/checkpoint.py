@@ -1,0 +1,152 @@
+"""What a run needs to continue bit for bit, beside DeepSpeed's own checkpoint of the reference model.
+
+One file per rank: for each pipeline its weights, masters, optimizer, scheduler and random state at the start of the next iteration, the reference's shard, and
+the position in the data. Work in flight is not saved: it is done again from that start.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.errors import AvgPipeError
+from avgpipe_ds.execution.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from avgpipe_ds.engine import AvgPipeEngine
+
+__all__ = ["load", "save"]
+
+
+def save(engine: AvgPipeEngine, save_dir: str, tag: str) -> None:
+    """Write this rank's file. Every rank calls it, between two iterations."""
+    reference = engine.reference
+    state = {
+        "shape": _shape(engine),
+        "iteration": engine.iteration,
+        "consumed_micro_batches": engine.consumed_micro_batches,
+        "global_samples": engine.global_samples,
+        "pipelines": [_pipeline_state(pipeline) for pipeline in engine.pipelines],
+        "reference": None if reference is None else reference.rule.state_dict(),
+        "random": torch.get_rng_state(),
+    }
+    path = _path(engine, save_dir, tag)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    torch.save(state, unfinished)
+    os.replace(unfinished, path)
+
+
+def load(engine: AvgPipeEngine, load_dir: str, tag: str | None, *, weights_only: bool) -> None:
+    """Read this rank's file after DeepSpeed has loaded its own. Every rank calls it.
+
+    Without the file (a checkpoint of plain DeepSpeed), or with `weights_only`, all pipelines start from pipeline 0's present weights.
+
+    Raises:
+        ValueError: saved at another shape.
+    """
+    if tag is None:
+        tag = Path(load_dir, "latest").read_text().strip()
+    path = _path(engine, load_dir, str(tag))
+    if weights_only or not _saved_by_avgpipe(path):
+        _start_from_first(engine)
+        engine.restart(iteration=engine.iteration if weights_only else int(engine.global_steps))
+        return
+    if not path.exists():
+        raise ValueError(
+            f"{path} is missing: the checkpoint was saved by another number of ranks. Resume with the same number of stages and replicas, "
+            "or take only the reference's weights with load_module_only=True"
+        )
+    state = torch.load(path, map_location="cpu", weights_only=False)
+    if state["shape"] != _shape(engine):
+        raise ValueError(
+            f"the checkpoint was saved with {state['shape']}, this run has {_shape(engine)}. Resume with the same, or take only the "
+            "reference's weights with load_module_only=True"
+        )
+    for pipeline, saved in zip(engine.pipelines, state["pipelines"], strict=True):
+        _load_pipeline(pipeline, saved)
+    if engine.reference is not None:
+        engine.reference.rule.load_state_dict(state["reference"])
+    engine.consumed_micro_batches = state["consumed_micro_batches"]
+    engine.global_samples = state["global_samples"]
+    torch.set_rng_state(state["random"])
+    engine.restart(iteration=state["iteration"])
+
+
+def _shape(engine: AvgPipeEngine) -> dict[str, Any]:
+    topology = engine.pipelines[0].stage.topology
+    return {
+        "num_pipelines": engine.num_pipelines,
+        "num_stages": topology.num_stages,
+        "data_parallel_replicas": len(topology.replica_ranks),
+        "averaging rule": None if engine.reference is None else engine.avgpipe_config.averaging.rule,
+    }
+
+
+def _path(engine: AvgPipeEngine, directory: str, tag: str) -> Path:
+    topology = engine.pipelines[0].stage.topology
+    replica = topology.replica_ranks.index(topology.rank)
+    return Path(directory, tag, f"avgpipe-stage_{topology.stage_id:02d}-replica_{replica:02d}.pt")
+
+
+def _saved_by_avgpipe(path: Path) -> bool:
+    return any(path.parent.glob("avgpipe-stage_*.pt"))
+
+
+def _pipeline_state(pipeline: Pipeline) -> dict[str, Any]:
+    engine = pipeline.engine
+    random_state, buffers = pipeline.start_of_iteration
+    return {
+        "weights": [p.detach() for p in pipeline.module.parameters() if p.requires_grad],
+        "buffers": buffers,
+        "masters": _masters(engine) if compat.has_own_collectives(engine) else None,
+        "optimizer": engine.basic_optimizer.state_dict(),
+        "scheduler": None if engine.lr_scheduler is None else engine.lr_scheduler.state_dict(),
+        "scaler": compat.scaler_state(engine),
+        "random": random_state,
+        "counters": {name: getattr(engine, name) for name in ("global_steps", "skipped_steps", "micro_steps")},
+    }
+
+
+@torch.no_grad()
+def _load_pipeline(pipeline: Pipeline, saved: dict[str, Any]) -> None:
+    engine = pipeline.engine
+    _copy([p for p in pipeline.module.parameters() if p.requires_grad], saved["weights"])
+    _copy([b for b in pipeline.module.buffers() if b.is_floating_point()], saved["buffers"])
+    if saved["masters"] is not None:
+        _copy(_masters(engine), saved["masters"])
+    engine.basic_optimizer.load_state_dict(saved["optimizer"])
+    if engine.lr_scheduler is not None and saved["scheduler"] is not None:
+        engine.lr_scheduler.load_state_dict(saved["scheduler"])
+    compat.load_scaler_state(engine, saved["scaler"])
+    pipeline.random.load_state_dict(saved["random"])
+    for name, value in saved["counters"].items():
+        setattr(engine, name, value)
+
+
+@torch.no_grad()
+def _start_from_first(engine: AvgPipeEngine) -> None:
+    first = engine.pipelines[0]
+    for pipeline in engine.pipelines[1:]:
+        _copy(list(pipeline.module.parameters()), list(first.module.parameters()))
+        _copy(list(pipeline.module.buffers()), list(first.module.buffers()))
+        _copy(_masters(pipeline.engine), _masters(first.engine))
+        for name in ("global_steps", "skipped_steps", "micro_steps"):
+            setattr(pipeline.engine, name, getattr(engine, name))
+    if engine.reference is not None:
+        engine.reference.rule.initialize(_masters(first.engine))
+
+
+def _masters(engine: compat.StageEngine) -> list[torch.Tensor]:
+    return [weight.detach() for group in engine.basic_optimizer.param_groups for weight in group["params"]]
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if len(targets) != len(sources):
+        raise AvgPipeError(f"the checkpoint has {len(sources)} tensors where this stage has {len(targets)}: was the model changed?")
+    for target, source in zip(targets, sources, strict=True):
+        target.data.copy_(source)

@@ -1,0 +1,375 @@
+"""What users hold: a DeepSpeed `PipelineEngine` that trains N elastic pipelines instead of one."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from avgpipe_ds import checkpoint
+from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.averaging.reference import Reference, swapped
+from avgpipe_ds.averaging.rules import make_rule
+from avgpipe_ds.config import AvgPipeConfig
+from avgpipe_ds.errors import AgreedError, AvgPipeError, DataExhausted, IncompleteIteration
+from avgpipe_ds.evaluation import evaluate
+from avgpipe_ds.execution.assembly import assemble_stage
+from avgpipe_ds.execution.executor import Executor
+from avgpipe_ds.execution.pipeline import LOSS, Pipeline
+from avgpipe_ds.schedules.deepspeed_schedules import make_schedule
+
+__all__ = ["AvgPipeEngine"]
+
+logger = logging.getLogger(__name__)
+
+
+class AvgPipeEngine(compat.StageEngine):
+    """N pipelines over the same accelerators, pulled to a reference model (AvgPipe, PPoPP 2023, section 3).
+
+    Made by `avgpipe_ds.initialize`. What differs from DeepSpeed's engine: `train_batch` trains one batch on each of N pipelines; evaluation, checkpoints
+    and export use the reference model; batches may come in any shape. `module` and `optimizer` are those of pipeline 0, which is this engine.
+    Every method that trains, evaluates, saves or loads is to be called by every rank.
+
+    Attributes:
+        pipelines: the N pipelines of this rank; each has `.module` and `.optimizer`.
+        avgpipe_config: the "avgpipe" block.
+        consumed_micro_batches: how many micro-batches of the data the training so far has used up.
+    """
+
+    pipelines: tuple[Pipeline, ...]
+    avgpipe_config: AvgPipeConfig
+    consumed_micro_batches: int
+
+    def start(self, config: AvgPipeConfig, others: list[compat.StageEngine]) -> None:
+        """Connect the ranks and begin. Called once, by `initialize`, on every rank."""
+        engines = [self, *others]
+        self.avgpipe_config = config
+        self.consumed_micro_batches = 0
+        self._failure: BaseException | None = None
+        self._attempts = 0
+        self._logged = (time.perf_counter(), 0)
+        self._stage = assemble_stage(self, num_pipelines=len(engines))
+        topology = self._stage.topology
+        schedule = make_schedule(
+            config.schedule, num_micro_batches=self.micro_batches, num_stages=topology.num_stages, stage_id=topology.stage_id
+        )
+        self.pipelines = tuple(Pipeline(i, engine, self._stage, schedule) for i, engine in enumerate(engines))
+        self._reference = Reference(make_rule(config.averaging, len(engines)), engines) if others else None
+        for pipeline in self.pipelines:
+            pipeline.on_step = self._stepped
+        self._executor = Executor(self._stage.mailbox)
+        self.restart(iteration=0)
+        _close_at_exit(self)
+
+    @property
+    def num_pipelines(self) -> int:
+        """N."""
+        return len(self.pipelines)
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations have been trained."""
+        return self._iteration
+
+    def samples_per_iteration(self) -> int:
+        """Samples that one `train_batch` trains on: N times DeepSpeed's `train_batch_size`."""
+        return self.num_pipelines * int(self.train_batch_size())
+
+    def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
+        """Train one batch on each of the N pipelines.
+
+        The first and the last stage pull N * M micro-batches, pairs `(inputs, labels)`; pipeline i gets the i-th run of M. They may pull the data of the next
+        iteration ahead; a new iterator takes over after it. When the call returns, the state on this rank is exactly that after one more iteration.
+
+        Args:
+            data_iter: needed on the first and the last stage, unless `initialize` got training data.
+
+        Returns:
+            Scalar: the mean of the losses of the N batches, over all data-parallel replicas, on every rank.
+
+        Raises:
+            DataExhausted: on every rank, when the data has ended exactly before this iteration.
+            IncompleteIteration: on every rank, when it has ended within it.
+            NonFiniteLoss, PeerLost, RemoteError: training can't go on.
+        """
+        if not torch.is_grad_enabled():
+            raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
+        with self.collective_call():
+            stage, iteration = self._stage, self._iteration
+            count = self._take_data(iteration, data_iter)
+            self._follow_first_optimizer()
+            for pipeline in self.pipelines:
+                pipeline.module.train()
+            stage.begin(iteration)
+            self._executor.run(lambda: stage.iteration_complete or self._data_ended(iteration, count))
+            if not stage.iteration_complete:
+                raise AgreedError(self._end_of_data(iteration, count))
+            self._iteration += 1
+            self.consumed_micro_batches += stage.num_pipelines * stage.num_micro_batches
+            if stage.topology.takes_data:
+                stage.feed.finish(iteration)
+                stage.feed.ready(iteration + 1)  # on both stages at the same point, however far each has run ahead
+            return self._report()
+
+    def eval_batch(
+        self,
+        data_iter: Iterator[Any],
+        return_logits: bool = False,
+        compute_loss: bool = True,
+        reduce_output: str | None = "avg",
+        bcast_loss: bool = True,
+        num_micro_batches: int | None = None,
+    ) -> Any:
+        """Evaluate the reference model; training work in flight is left as it is.
+
+        Args:
+            data_iter: needed on the first and the last stage; pairs `(inputs, labels)` of any size.
+            return_logits: whether this rank wants the outputs; ranks may differ.
+            compute_loss: whether to compute the loss; else the last stage returns the outputs, reduced as `reduce_output` says.
+            reduce_output: "avg" for the mean over micro-batches, None for the list of the last stage.
+            bcast_loss: whether ranks other than the last stage get the loss, too.
+            num_micro_batches: how many to take; by default M.
+
+        Returns:
+            The mean loss over micro-batches and replicas; with `return_logits` a pair of it and the list of the outputs of all micro-batches.
+
+        Raises:
+            ValueError: on every rank, if the data ends early or the ranks disagree on `num_micro_batches`.
+        """
+        with self.collective_call(), self.reference_weights():
+            self.module.eval()
+            try:
+                return evaluate(
+                    self,
+                    self._stage,
+                    data_iter,
+                    num_micro_batches=self.micro_batches if num_micro_batches is None else num_micro_batches,
+                    return_outputs=return_logits,
+                    compute_loss=compute_loss,
+                    reduce_output=reduce_output,
+                    share_loss=bcast_loss,
+                )
+            finally:
+                self.module.train()
+
+    def reference_state_dict(self) -> dict[str, Tensor]:
+        """This stage's shard of the reference model: fp32 copies, names as in `module.state_dict()`.
+
+        With bf16 or ZeRO-1 and several data-parallel replicas it gathers partitions: then all replicas call it.
+        """
+        with self.reference_weights():
+            exact = {} if self._reference is None else self._reference.parameters()
+            if self._reference is None:
+                for group in compat.master_groups(self):
+                    exact.update(zip(group.params, group.whole(group.masters), strict=True))
+            by_name = dict(self.module.named_parameters(remove_duplicate=False))
+            state = self.module.state_dict()
+            for name, value in state.items():
+                source = exact.get(by_name[name], value) if name in by_name else value
+                state[name] = source.detach().to(torch.float32 if source.is_floating_point() else source.dtype, copy=True)
+            return dict(state)
+
+    def save_checkpoint(
+        self,
+        save_dir: str,
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Save everything: in DeepSpeed's own layout the reference model, beside it what a run needs to continue bit for bit.
+
+        Plain DeepSpeed can load the former. `client_state` comes back from `load_checkpoint`.
+        """
+        with self.collective_call():
+            tag = f"global_step{self.global_steps}" if tag is None else str(tag)
+            checkpoint.save(self, save_dir, tag)
+            with self.reference_weights(masters=True):
+                return bool(
+                    super().save_checkpoint(save_dir, tag, dict(client_state or {}), save_latest, exclude_frozen_parameters)
+                )
+
+    def load_checkpoint(self, load_dir: str, tag: str | None = None, **options: Any) -> tuple[str | None, dict[str, Any] | None]:
+        """Continue from a checkpoint; what is in flight, and data that was taken ahead, is given up.
+
+        The data is to be positioned after `consumed_micro_batches` micro-batches. A checkpoint of plain DeepSpeed starts all pipelines from its weights.
+
+        Args:
+            load_dir: as given to `save_checkpoint`.
+            tag: by default the latest.
+            options: those of `deepspeed.PipelineEngine.load_checkpoint`; with `load_module_only=True` only the reference's weights are taken.
+
+        Raises:
+            ValueError: the checkpoint was saved at another number of pipelines, stages or replicas.
+        """
+        with self.collective_call():
+            path, client_state = super().load_checkpoint(load_dir, tag, **options)
+            if path is not None:
+                checkpoint.load(self, load_dir, tag, weights_only=bool(options.get("load_module_only")))
+            return path, client_state
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Refused: work of the next iteration may be under way at the present size."""
+        raise AvgPipeError(f"the batch size is fixed while training: set train_batch_size to {train_batch_size} in the configuration")
+
+    def close(self, reason: str = "it ended") -> None:
+        """Say goodbye to the other ranks; they may still finish what this rank has already done for them. Runs by itself at exit."""
+        self._stage.mailbox.transport.close(self._stage.mailbox.calls, reason)
+
+    @property
+    def reference(self) -> Reference | None:
+        """This stage's shard of the reference model; None with one pipeline, which then is the model."""
+        return self._reference
+
+    def restart(self, iteration: int) -> None:
+        """Give up what is in flight and continue from the present weights with `iteration`. Every rank does so at the same point."""
+        self._iteration = iteration
+        self._stage.training = iteration - 1
+        self._stage.mailbox.forget()
+        self._stage.feed.reset()
+        self._executor.clear()
+        for pipeline in self.pipelines:
+            pipeline.restart(iteration)
+            self._executor.add(pipeline.stream())
+
+    @contextmanager
+    def reference_weights(self, *, masters: bool = False) -> Iterator[None]:
+        """Inside the block, `module` holds the reference model; nothing is copied in fp32.
+
+        Args:
+            masters: whether the optimizer's master weights are the reference's, too.
+        """
+        buffers = [b for b in self.module.buffers() if b.is_floating_point()]
+        starts = [pipeline.start_of_iteration[1] for pipeline in self.pipelines]
+        means = [torch.stack(values).mean(0) if len(values) > 1 else values[0] for values in zip(*starts, strict=True)]
+        values = dict(zip(buffers, means, strict=True))
+        if self._reference is not None:
+            values |= self._reference.parameters()
+            if masters:
+                values |= self._reference.masters()
+        with swapped(values) if values else nullcontext():
+            yield
+
+    @contextmanager
+    def collective_call(self) -> Iterator[None]:
+        """Around everything that all ranks do together: a failure here is told to the others, and theirs is raised here."""
+        if self._failure is not None:
+            raise AvgPipeError(f"this engine stopped earlier: {type(self._failure).__name__}: {self._failure}")
+        self._stage.mailbox.calls += 1
+        try:
+            yield
+        except AgreedError as agreed:
+            raise agreed.error from agreed.error.__cause__
+        except BaseException as error:
+            self._failure = error
+            self._stage.mailbox.abort(error)
+            raise
+
+    def _take_data(self, iteration: int, data_iter: Iterator[Any] | None) -> int:
+        """Take this iteration's data; returns how many micro-batches there are. Tells the others if they are too few."""
+        stage = self._stage
+        if not stage.topology.takes_data:
+            return -1
+        if data_iter is not None:
+            if not hasattr(data_iter, "__next__"):
+                raise TypeError(f"data_iter must be an iterator, got a {type(data_iter).__name__}: pass iter(loader), made once per epoch")
+            self.set_dataiterator(data_iter)
+        if self.data_iterator is None:
+            raise ValueError("the first and the last stage need data: pass data_iter to train_batch, or training_data to initialize")
+        stage.feed.use(self.data_iterator)
+        count = stage.feed.count(iteration)
+        if count < stage.num_pipelines * stage.num_micro_batches:
+            stage.rendezvous.announce(("ended", iteration, self._attempts), stage.topology.world_ranks, count)
+        return count
+
+    def _data_ended(self, iteration: int, count: int) -> bool:
+        """Whether all ranks that take data say that there is too little for this iteration."""
+        stage, key = self._stage, ("ended", iteration, self._attempts)
+        others = [rank for rank in stage.topology.data_ranks if rank != stage.topology.rank]
+        ended = [rank for rank in others if stage.rendezvous.complete(key, (rank,))]
+        if count == stage.num_pipelines * stage.num_micro_batches:
+            if ended:
+                left = stage.rendezvous.collect(key, (ended[0],))[0]
+                raise AvgPipeError(
+                    f"the data of rank {ended[0]} ended at iteration {iteration} with {left} of {count} micro-batches, that of rank "
+                    f"{stage.topology.rank} did not: first and last stage must be given the same data"
+                )
+            return False
+        return len(ended) == len(others) and stage.topology.data_ranks != ()
+
+    def _end_of_data(self, iteration: int, count: int) -> Exception:
+        stage, key = self._stage, ("ended", iteration, self._attempts)
+        self._attempts += 1
+        counts = set(stage.rendezvous.collect(key, stage.topology.data_ranks, count))
+        stage.begin(iteration - 1)
+        stage.stepped = stage.num_pipelines
+        need = stage.num_pipelines * stage.num_micro_batches
+        if len(counts) > 1:
+            raise AvgPipeError(f"the data of first and last stages ended at different places: {sorted(counts)} micro-batches of {need} left")
+        left = counts.pop()
+        if left:
+            return IncompleteIteration(
+                f"the data ended within iteration {iteration}: {left} micro-batches are left, an iteration takes {need} "
+                f"({stage.num_pipelines} pipelines x {stage.num_micro_batches} micro-batches). They are kept: pass a new iterator to go on, "
+                "or give the loader a multiple"
+            )
+        what = "the data iterator is empty" if iteration == 0 else f"the data ended after {iteration} iterations"
+        return DataExhausted(f"{what}: pass a new iterator to train_batch to go on")
+
+    def _stepped(self, pipeline: Pipeline) -> None:
+        if self._reference is not None:
+            self._reference.stepped(pipeline.pipeline_id)
+
+    def _follow_first_optimizer(self) -> None:
+        """A learning rate that the user changed on `optimizer`, which is pipeline 0's, holds for all pipelines."""
+        for pipeline in self.pipelines[1:]:
+            for mine, first in zip(pipeline.engine.basic_optimizer.param_groups, self.basic_optimizer.param_groups, strict=True):
+                mine.update({key: value for key, value in first.items() if key != "params"})
+
+    def _report(self) -> Tensor:
+        """Loss of the iteration; log lines and monitors on rank 0, as DeepSpeed writes them."""
+        self.global_samples += (self.num_pipelines - 1) * int(self.train_batch_size())
+        means = {
+            name: sum(pipeline.losses[name] for pipeline in self.pipelines) / self.num_pipelines for name in self.pipelines[0].losses
+        }
+        self.agg_train_loss = torch.tensor(means.pop(LOSS), dtype=torch.float32, device=self.device)
+        self.agg_additional_losses = {name: torch.tensor(value, device=self.device) for name, value in means.items()} or None
+        if self.global_rank != 0:
+            return self.agg_train_loss
+        if self.monitor.enabled:
+            self.monitor.write_events([("Train/Samples/train_loss", self.agg_train_loss.item(), self.global_samples)])
+        every = self.steps_per_print()
+        if every and self.global_steps % every == 0:
+            (then, iteration), now = self._logged, time.perf_counter()
+            seconds = (now - then) / max(1, self._iteration - iteration)
+            self._logged = (now, self._iteration)
+            logger.info(
+                "steps: %d loss: %.4f iter time (s): %.3f samples/sec: %.3f",
+                self.global_steps,
+                self.agg_train_loss,
+                seconds,
+                self.samples_per_iteration() / seconds,
+            )
+        return self.agg_train_loss
+
+
+def _close_at_exit(engine: AvgPipeEngine) -> None:
+    """Say goodbye when the interpreter ends, before torch and DeepSpeed tear down what the goodbye needs."""
+    transport, mailbox = engine._stage.mailbox.transport, weakref.ref(engine._stage.mailbox)
+
+    def close() -> None:
+        error = getattr(sys, "last_value", None)
+        open_mailbox = mailbox()
+        transport.close(
+            0 if open_mailbox is None else open_mailbox.calls, "it ended" if error is None else f"it ended with {type(error).__name__}: {error}"
+        )
+
+    atexit.register(close)

@@ -1,0 +1,164 @@
+"""Forward only, on the reference model, beside training work that is merely paused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.data_feed import MicroBatch
+from avgpipe_ds.errors import AgreedError, RemoteError
+from avgpipe_ds.execution.executor import Executor, Stream, Wait
+from avgpipe_ds.execution.stage import Stage
+from avgpipe_ds.execution.tensors import as_tuple, check_stage_output
+
+__all__ = ["evaluate"]
+
+_CHANNEL = "evaluation"
+_OUTPUTS = "evaluation-outputs"
+
+
+def evaluate(
+    engine: compat.StageEngine,
+    stage: Stage,
+    data_iter: Iterator[Any] | None,
+    *,
+    num_micro_batches: int,
+    return_outputs: bool,
+    compute_loss: bool,
+    reduce_output: str | None,
+    share_loss: bool,
+) -> Any:
+    """`AvgPipeEngine.eval_batch`, with the reference's weights already in `engine.module`. Every rank calls it.
+
+    The ranks first tell each other what they want and whether they have their data, so bad data is an error on all of them before anything is sent.
+    """
+    topology, meet = stage.topology, stage.rendezvous
+    items, error = _take(stage, data_iter, num_micro_batches)
+    wishes = (num_micro_batches, return_outputs, None if error is None else f"{type(error).__name__}: {error}")
+    everybody = meet.gather(("evaluate",), topology.world_ranks, wishes)
+    if error is not None:
+        raise AgreedError(error)
+    for rank, (_, _, text) in zip(topology.world_ranks, everybody, strict=True):
+        if text is not None:
+            raise AgreedError(RemoteError(rank, text))
+    counts = sorted({count for count, _, _ in everybody})
+    if len(counts) > 1:
+        raise AgreedError(ValueError(f"eval_batch was called with num_micro_batches {counts} on different ranks: pass the same on all"))
+    asks = {rank: wants for rank, (_, wants, _) in zip(topology.world_ranks, everybody, strict=True)}
+    listeners = tuple(rank for rank in topology.pipeline_ranks if asks[rank])
+    work = _Evaluation(engine, stage, items, num_micro_batches, compute_loss, listeners)
+    executor = Executor(stage.mailbox)
+    executor.add(work.stream())
+    executor.run(lambda: executor.idle)
+    result = _result(work, compute_loss=compute_loss, reduce_output=reduce_output, share_loss=share_loss)
+    return (result, work.outputs) if return_outputs else result
+
+
+def _take(stage: Stage, data_iter: Iterator[Any] | None, count: int) -> tuple[list[MicroBatch], Exception | None]:
+    """The next `count` micro-batches, or what is wrong with them."""
+    items: list[MicroBatch] = []
+    if not stage.topology.takes_data:
+        return items, None
+    try:
+        if not hasattr(data_iter, "__next__"):
+            raise TypeError(f"data_iter must be an iterator, got a {type(data_iter).__name__}: pass iter(loader)")
+        while len(items) < count:
+            items.append(stage.feed.prepare(next(data_iter)))  # type: ignore[arg-type]
+    except StopIteration:
+        hint = f": pass num_micro_batches={len(items)}" if items else ", the iterator is empty"
+        return items, ValueError(f"eval_batch takes {count} micro-batches, the iterator gave {len(items)}{hint}")
+    except Exception as error:  # noqa: BLE001 - told to all ranks
+        return items, error
+    return items, None
+
+
+def _result(work: _Evaluation, *, compute_loss: bool, reduce_output: str | None, share_loss: bool) -> Any:
+    topology = work.stage.topology
+    if not compute_loss or reduce_output is None:
+        if not topology.is_last:
+            return None
+        return work.losses if reduce_output is None else sum(work.losses[1:], work.losses[0]) / len(work.losses)
+    mine = _mean(work.losses) if topology.is_last else None
+    told = work.stage.rendezvous.gather(("evaluated",), topology.world_ranks, mine)
+    losses = [loss for loss in told if loss is not None]
+    if not topology.is_last and not share_loss:
+        return None
+    return torch.tensor(sum(losses) / len(losses), dtype=torch.float32, device=work.stage.device)
+
+
+@dataclass(slots=True)
+class _Evaluation:
+    """One `eval_batch` on this stage.
+
+    Attributes:
+        engine: whose module computes, with the reference's weights in it.
+        items: the micro-batches, on the first and the last stage.
+        listeners: the ranks of this replica that want the outputs.
+        outputs: the last stage's outputs, one per micro-batch, on listeners.
+        losses: one per micro-batch, on the last stage.
+    """
+
+    engine: compat.StageEngine
+    stage: Stage
+    items: list[MicroBatch]
+    num_micro_batches: int
+    compute_loss: bool
+    listeners: tuple[int, ...]
+    outputs: list[Any] = field(default_factory=list)
+    losses: list[Any] = field(default_factory=list)
+
+    def stream(self) -> Stream:
+        """The forwards of all micro-batches in order, then the outputs that this rank asked for."""
+        topology, mailbox = self.stage.topology, self.stage.mailbox
+        for number in range(self.num_micro_batches):
+            if topology.is_first:
+                inputs = self.items[number][0]
+            else:
+                yield Wait(lambda: mailbox.has(_CHANNEL), (0,))
+                message = mailbox.take(_CHANNEL)
+                inputs = message.tensors if message.payload else message.tensors[0]
+            with torch.no_grad():
+                outputs = compat.forward(self.engine, inputs)
+                if topology.is_last:
+                    self._finish(outputs, number)
+            if not topology.is_last:
+                check_stage_output(outputs, topology.stage_id)
+                mailbox.send(topology.next_rank, _CHANNEL, isinstance(outputs, tuple), as_tuple(outputs))
+        if topology.rank in self.listeners and not topology.is_last:
+            for _ in range(self.num_micro_batches):
+                yield Wait(lambda: mailbox.has(_OUTPUTS), (0,))
+                message = mailbox.take(_OUTPUTS)
+                self.outputs.append(message.tensors if message.payload else message.tensors[0])
+        yield Wait(lambda: True, (0,))
+
+    def _finish(self, outputs: Any, number: int) -> None:
+        loss_fn = self.engine.module.loss_fn
+        labels = self.items[number][1]
+        self.losses.append(loss_fn(outputs, labels) if self.compute_loss and loss_fn is not None else outputs)
+        if not self.listeners:
+            return
+        check_stage_output(outputs, self.stage.topology.stage_id)
+        tensors = as_tuple(outputs)
+        for rank in self.listeners:
+            if rank == self.stage.topology.rank:
+                self.outputs.append(outputs)
+            else:
+                self.stage.mailbox.send(rank, _OUTPUTS, isinstance(outputs, tuple), tensors)
+
+
+def _mean(losses: list[Tensor]) -> float:
+    """Mean of scalar losses.
+
+    Raises:
+        ValueError: a loss is not a scalar.
+    """
+    for loss in losses:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise ValueError(f"eval_batch averages scalar losses, got {found}: pass compute_loss=False or reduce_output=None")
+    return float(sum(losses, torch.zeros_like(losses[0])) / len(losses))

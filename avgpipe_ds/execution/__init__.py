@@ -1,0 +1,1 @@
+"""What happens on one accelerator: N instruction streams, run by one executor."""

@@ -1,0 +1,46 @@
+"""Meeting points of ranks that block nobody.
+
+A rank announces that it has come to a point, with a small payload if it likes, and goes on with other work; the point is reached once all peers
+have announced theirs. The payloads make it an all-gather of host scalars at the same time: the clipping norm over all stages and the
+loss over the data-parallel group are read off it. Before DeepSpeed's own blocking collectives it makes sure that no rank waits in one for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from avgpipe_ds.execution.mailbox import Mailbox
+
+__all__ = ["Rendezvous"]
+
+
+class Rendezvous:
+    """Announcements of this rank and its peers; each key is used once by each rank of the group."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._rank = mailbox.transport.rank
+
+    def announce(self, key: Hashable, ranks: tuple[int, ...], payload: Any = None) -> None:
+        """This rank has come to `key`; tells the other `ranks`."""
+        for rank in ranks:
+            if rank != self._rank:
+                self._mailbox.send(rank, ("announce", key, self._rank), payload)
+
+    def complete(self, key: Hashable, ranks: tuple[int, ...]) -> bool:
+        """Whether all other `ranks` have announced `key`."""
+        return all(self._mailbox.has(("announce", key, rank)) for rank in ranks if rank != self._rank)
+
+    def collect(self, key: Hashable, ranks: tuple[int, ...], payload: Any = None) -> list[Any]:
+        """The payloads in the order of `ranks`, this rank's own being `payload`; `key` must be complete and is then forgotten."""
+        return [
+            payload if rank == self._rank else self._mailbox.take(("announce", key, rank)).payload for rank in ranks
+        ]
+
+    def gather(self, key: Hashable, ranks: tuple[int, ...], payload: Any = None) -> list[Any]:
+        """`announce`, wait and `collect` in one: blocks until all `ranks` have come."""
+        self.announce(key, ranks, payload)
+        while not self.complete(key, ranks):
+            self._mailbox.wait()
+        return self.collect(key, ranks, payload)

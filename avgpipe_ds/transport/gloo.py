@@ -1,0 +1,162 @@
+"""Messages over gloo, for CPU tensors.
+
+gloo completes a point-to-point operation only for somebody who waits for it, so threads do the waiting: one per peer receives, one
+reaps finished sends, and every all-reduction has one for as long as it takes. They spend their time inside gloo without the interpreter lock. A receiver
+thread takes every message as soon as it comes; how much can pile up is bounded by the schedules, which never run ahead of the optimizer.
+
+A rank that leaves says goodbye to all, which ends the receiver threads of its peers; a connection that breaks without a goodbye is a lost
+peer. So nothing is left blocked inside gloo when the interpreter shuts down (such a thread would abort the process).
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from avgpipe_ds.transport.base import Inbox, LostPeer, Transport
+from avgpipe_ds.transport.message import Message, TensorSpec, decode_header, encode_header
+
+__all__ = ["GlooTransport"]
+
+logger = logging.getLogger(__name__)
+
+_LENGTH_BYTES = 4
+_HEADER_BYTES = 1024  # a header of ~10 tensors; the rest of a longer one follows as a message part of its own
+_GOODBYE = "goodbye"
+_FOREVER = datetime.timedelta(days=30)  # a peer may evaluate or save for hours; a dead one breaks its connection at once
+
+
+class GlooTransport(Transport):
+    """Point-to-point messages and all-reductions on process groups of its own. Collective: every rank builds it at the same point."""
+
+    _reduce_backend = "gloo"
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.device = device
+        self.inbox = Inbox()
+        self._closing = False
+        self._reduce_groups: dict[tuple[tuple[int, ...], int], Any] = {}
+        self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
+        self._sent: queue.SimpleQueue[tuple[list[Any], Any] | None] = queue.SimpleQueue()
+        self._reaper = threading.Thread(target=self._reap, name="avgpipe-send", daemon=True)
+        self._reaper.start()
+        self._receivers = {
+            peer: threading.Thread(target=self._receive_from, args=(peer,), name=f"avgpipe-receive-{peer}", daemon=True)
+            for peer in range(self.world_size)
+            if peer != self.rank
+        }
+        for thread in self._receivers.values():
+            thread.start()
+
+    def send(self, to: int, message: Message) -> None:
+        """See `Transport.send`."""
+        body = encode_header(message)
+        first = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(len(body).to_bytes(_LENGTH_BYTES, "little") + body), dtype=torch.uint8)
+        first[: min(len(data), _HEADER_BYTES)] = data[:_HEADER_BYTES]
+        parts = [first] if len(data) <= _HEADER_BYTES else [first, data[_HEADER_BYTES:]]
+        try:
+            works = [dist.isend(part, to, group=self._group) for part in parts]
+            kept = self._send_tensors(to, message.tensors, works)
+        except RuntimeError as error:
+            self._lost(to, error)
+            return
+        self._sent.put((works, (parts, kept)))
+
+    def all_reduce(self, tensors: list[Tensor], ranks: tuple[int, ...], lane: int, done: Callable[[], None]) -> None:
+        """See `Transport.all_reduce`. Launched here, in program order; only the waiting is left to a thread."""
+        group = self._reduce_groups[ranks, lane]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        threading.Thread(target=self._finish_reduce, args=(works, ranks, done), name="avgpipe-reduce", daemon=True).start()
+
+    def prepare_groups(self, groups: list[tuple[int, ...]], num_lanes: int) -> None:
+        """See `Transport.prepare_groups`."""
+        for ranks in groups:
+            for lane in range(num_lanes):
+                self._reduce_groups[ranks, lane] = dist.new_group(list(ranks), backend=self._reduce_backend, timeout=_FOREVER)
+
+    def close(self, calls: int = 0, reason: str = "it ended", patience_s: float | None = None) -> None:
+        """See `Transport.close`. Waits until every peer has left too, for `patience_s` seconds at most if given."""
+        if self._closing:
+            return
+        self._closing = True
+        for peer in self._receivers:
+            self.send(peer, Message(_GOODBYE, (reason, calls)))
+        deadline = None if patience_s is None else time.monotonic() + patience_s
+        for thread in self._receivers.values():
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self._sent.put(None)
+        self._reaper.join(patience_s)
+
+    def _send_tensors(self, to: int, tensors: tuple[Tensor, ...], works: list[Any]) -> Any:
+        """Start to send the tensors, appending to `works`; returns what must stay alive until they are done."""
+        flat = [_as_bytes(t) for t in tensors if t.numel()]
+        works.extend(dist.isend(t, to, group=self._group) for t in flat)
+        return flat
+
+    def _receive_tensors(self, peer: int, specs: tuple[TensorSpec, ...]) -> tuple[list[Tensor], list[Any]]:
+        """Start to receive tensors of these specs; returns them and what to wait for."""
+        tensors = [spec.allocate(self.device) for spec in specs]
+        return tensors, [dist.irecv(_as_bytes(t), peer, group=self._group) for t in tensors if t.numel()]
+
+    def _receive_from(self, peer: int) -> None:
+        buffer = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
+        try:
+            arrival = dist.irecv(buffer, peer, group=self._group)
+            while True:
+                arrival.wait()
+                length = int.from_bytes(buffer[:_LENGTH_BYTES].numpy().tobytes(), "little")
+                body = buffer[_LENGTH_BYTES : _LENGTH_BYTES + length].numpy().tobytes()
+                if len(body) < length:
+                    rest = torch.empty(length - len(body), dtype=torch.uint8)
+                    dist.irecv(rest, peer, group=self._group).wait()
+                    body += rest.numpy().tobytes()
+                channel, payload, specs = decode_header(body)
+                if channel == _GOODBYE:
+                    self.inbox.put(LostPeer(peer, *payload))
+                    return
+                tensors, works = self._receive_tensors(peer, specs)
+                arrival = dist.irecv(buffer, peer, group=self._group)  # posted ahead: the next header need not wait for these tensors
+                for work in works:
+                    work.wait()
+                flags = tuple(spec.requires_grad for spec in specs)
+                self.inbox.put(Message(channel, payload, tuple(tensors), flags, peer))
+        except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the main thread must hear of it
+            self._lost(peer, error)
+
+    def _reap(self) -> None:
+        while (item := self._sent.get()) is not None:
+            for work in item[0]:
+                try:
+                    work.wait()
+                except RuntimeError:  # the receiver thread of that peer reports it
+                    break
+
+    def _finish_reduce(self, works: list[Any], ranks: tuple[int, ...], done: Callable[[], None]) -> None:
+        try:
+            for work in works:
+                work.wait()
+            self.inbox.put(done)
+        except RuntimeError as error:
+            message = f"an all-reduction among ranks {list(ranks)} failed: {error}"
+            if not self._closing:
+                self.inbox.put(LostPeer(next((r for r in ranks if r != self.rank), self.rank), message))
+
+    def _lost(self, peer: int, error: Exception) -> None:
+        if not self._closing:
+            self.inbox.put(LostPeer(peer, str(error).splitlines()[0]))
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor's memory as flat bytes: gloo then needs to know no dtype (a view where the tensor is contiguous)."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
