@@ -18,7 +18,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import guard_torch_init_functions, no_init_weights
 
-from avgpipe_ds.hf.plan import LayerPlan
+from avgpipe_ds.hf.plan import LayerPlan, first_layer_of, module_prefix
 from avgpipe_ds.hf.shell import own_shapes
 from avgpipe_ds.hf.sources import WeightSource
 
@@ -98,7 +98,9 @@ class WeightLoader:
                 self._read(found, tensors[name])
         if None in names.values():
             loaded = [tensors[name] for name, found in names.items() if found is not None]
-            self._initialise(layer, loaded, self._seed + index)
+            # Copies of a tied layer on several stages must start alike, so all take the seed of the first.
+            first = first_layer_of(self._plan, module_prefix(self._plan, index))
+            self._initialise(layer, loaded, self._seed + first)
 
     def _read(self, name: str, target: Tensor) -> None:
         assert self._source is not None
