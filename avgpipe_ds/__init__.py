@@ -1,6 +1,7 @@
 """Elastic averaging of N pipelines over the same accelerators, on DeepSpeed (AvgPipe, PPoPP 2023, doi 10.1145/3572848.3577484).
 
-Public names are imported on first use, so that the pure parts (schedules, simulator, averaging rules) work without starting DeepSpeed.
+Public names are imported on first use, so that the pure parts (schedules, simulator, averaging rules) work without starting
+DeepSpeed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a run needs to continue bit for bit, beside DeepSpeed's own checkpoint of the reference model.
 
-One file per rank: for each pipeline its weights, masters, optimizer, scheduler and random state at the start of the next iteration, the reference's shard, and
-the position in the data. Work in flight is not saved: it is done again from that start.
+One file per rank: for each pipeline its weights, masters, optimizer, scheduler and random state at the start of the next
+iteration, the reference's shard, and the position in the data. Work in flight is not saved: it is done again from that start.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ def save(engine: AvgPipeEngine, save_dir: str, tag: str) -> None:
 def load(engine: AvgPipeEngine, load_dir: str, tag: str | None, *, weights_only: bool) -> None:
     """Read this rank's file after DeepSpeed has loaded its own. Every rank calls it.
 
-    Without the file (a checkpoint of plain DeepSpeed), or with `weights_only`, all pipelines start from pipeline 0's present weights.
+    Without the file (a checkpoint of plain DeepSpeed), or with `weights_only`, all pipelines start from pipeline 0's present
+    weights.
 
     Raises:
         ValueError: saved at another shape.
+
     """
     if tag is None:
         tag = Path(load_dir, "latest").read_text().strip()
@@ -58,14 +60,14 @@ def load(engine: AvgPipeEngine, load_dir: str, tag: str | None, *, weights_only:
         return
     if not path.exists():
         raise ValueError(
-            f"{path} is missing: the checkpoint was saved by another number of ranks. Resume with the same number of stages and replicas, "
-            "or take only the reference's weights with load_module_only=True"
+            f"{path} is missing: the checkpoint was saved by another number of ranks. Resume with the same number of stages and "
+            "replicas, or take only the reference's weights with load_module_only=True"
         )
     state = torch.load(path, map_location="cpu", weights_only=False)
     if state["shape"] != _shape(engine):
         raise ValueError(
-            f"the checkpoint was saved with {state['shape']}, this run has {_shape(engine)}. Resume with the same, or take only the "
-            "reference's weights with load_module_only=True"
+            f"the checkpoint was saved with {state['shape']}, this run has {_shape(engine)}. Resume with the same, or take only "
+            "the reference's weights with load_module_only=True"
         )
     for pipeline, saved in zip(engine.pipelines, state["pipelines"], strict=True):
         _load_pipeline(pipeline, saved)
@@ -147,6 +149,8 @@ def _masters(engine: compat.StageEngine) -> list[torch.Tensor]:
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if len(targets) != len(sources):
-        raise AvgPipeError(f"the checkpoint has {len(sources)} tensors where this stage has {len(targets)}: was the model changed?")
+        raise AvgPipeError(
+            f"the checkpoint has {len(sources)} tensors where this stage has {len(targets)}: was the model changed?"
+        )
     for target, source in zip(targets, sources, strict=True):
         target.data.copy_(source)

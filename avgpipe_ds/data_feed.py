@@ -1,9 +1,10 @@
 """The data of one iteration, dealt out to N pipelines.
 
-Pipeline i of an iteration gets the i-th run of M micro-batches of what the iterator gives, whichever pipeline asks first, so results do not depend
-on timing. Data is taken in whole iterations, at most one ahead of the one that trains: after `train_batch(t)` both the first and the last
-stage have taken exactly the data of iterations 0..t+1, however far each of them had run ahead, so a new iterator takes over at the same sample
-on both. The end of the data ends the running ahead, not the training.
+Pipeline i of an iteration gets the i-th run of M micro-batches of what the iterator gives, whichever pipeline asks first, so
+results do not depend on timing. Data is taken in whole iterations, at most one ahead of the one that trains: after
+`train_batch(t)` both the first and the last stage have taken exactly the data of iterations 0..t+1, however far each of them
+had run ahead, so a new iterator takes over at the same sample on both. The end of the data ends the running ahead, not the
+training.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class DataFeed:
     Args:
         micro_batches_per_iteration: N * M.
         prepare: checks and moves one item of the iterator.
+
     """
 
     def __init__(self, micro_batches_per_iteration: int, prepare: Callable[[Any], MicroBatch]) -> None:
@@ -46,6 +48,7 @@ class DataFeed:
 
         Raises:
             Exception: what the iterator or the check of an item raised, also if that was while taking ahead.
+
         """
         self._fill(iteration)
         if self._error is not None:
@@ -92,16 +95,25 @@ def prepare_micro_batch(item: Any, device: torch.device, *, first_stage: bool, l
 
     Raises:
         ValueError: the item is no pair, holds something other than tensors, or inputs and labels differ in size.
+
     """
     if not isinstance(item, tuple | list) or len(item) != 2:
         size = f" of length {len(item)}" if isinstance(item, tuple | list) else ""
-        raise ValueError(f"the data iterator must give pairs (inputs, labels) of a micro-batch, got a {type(item).__name__}{size}")
+        raise ValueError(
+            f"the data iterator must give pairs (inputs, labels) of a micro-batch, got a {type(item).__name__}{size}"
+        )
     inputs, labels = (_as_tensors(part, name) for part, name in zip(item, ("inputs", "labels"), strict=True))
     first_input, first_label = _first(inputs), _first(labels)
-    if first_input is not None and first_label is not None and first_input.dim() and first_label.dim() and len(first_input) != len(first_label):
+    if (
+        first_input is not None
+        and first_label is not None
+        and first_input.dim()
+        and first_label.dim()
+        and len(first_input) != len(first_label)
+    ):
         raise ValueError(
-            f"inputs and labels of a micro-batch differ in size: {len(first_input)} samples in the inputs {tuple(first_input.shape)}, "
-            f"{len(first_label)} in the labels {tuple(first_label.shape)}"
+            f"inputs and labels of a micro-batch differ in size: {len(first_input)} samples in the inputs "
+            f"{tuple(first_input.shape)}, {len(first_label)} in the labels {tuple(first_label.shape)}"
         )
     return (
         _map(lambda t: t.detach().to(device, copy=True), inputs) if first_stage else None,

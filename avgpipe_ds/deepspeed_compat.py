@@ -1,6 +1,7 @@
 """The only module that touches DeepSpeed's private parts.
 
-Everything here was read off DeepSpeed 0.19.8. A newer version gets one warning; an older one is refused, because it lacks what is needed here.
+Everything here was read off DeepSpeed 0.19.8. A newer version gets one warning; an older one is refused, because it lacks what
+is needed here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import torch
 from packaging.version import Version
@@ -28,13 +29,17 @@ def check_deepspeed_version(found: str) -> None:
 
     Raises:
         ImportError: older than `MINIMUM_DEEPSPEED`.
+
     """
     if Version(found) < Version(MINIMUM_DEEPSPEED):
         raise ImportError(
-            f"avgpipe_ds needs deepspeed >= {MINIMUM_DEEPSPEED}, found {found}: pip install --upgrade 'deepspeed>={MINIMUM_DEEPSPEED}'"
+            f"avgpipe_ds needs deepspeed >= {MINIMUM_DEEPSPEED}, found {found}: "
+            f"pip install --upgrade 'deepspeed>={MINIMUM_DEEPSPEED}'"
         )
     if Version(Version(found).base_version) > Version(NEWEST_TESTED_DEEPSPEED):
-        logger.warning("deepspeed %s is newer than %s, the newest that avgpipe_ds was tested with", found, NEWEST_TESTED_DEEPSPEED)
+        logger.warning(
+            "deepspeed %s is newer than %s, the newest that avgpipe_ds was tested with", found, NEWEST_TESTED_DEEPSPEED
+        )
 
 
 check_deepspeed_version(version("deepspeed"))
@@ -86,6 +91,7 @@ class StageEngine(PipelineEngine):  # type: ignore[misc]
 
     Attributes:
         gradient_norm: the norm over all stages, set before a step that clips.
+
     """
 
     gradient_norm: float | None = None
@@ -101,7 +107,9 @@ class StageEngine(PipelineEngine):  # type: ignore[misc]
 
 
 def skip_cpu_compilation() -> None:
-    """On CPU, keep DeepSpeed from compiling its shared-memory all-reduce: minutes of silence, for a gain that a pipeline does not see."""
+    """On CPU, keep DeepSpeed from compiling its shared-memory all-reduce: minutes of silence, for a gain that a pipeline does
+    not see.
+    """
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -111,6 +119,7 @@ def load_config(args: Any, config: str | Mapping[str, Any] | None, config_params
 
     Raises:
         ConfigError: there is none, or there are two.
+
     """
     from_args = getattr(args, "deepspeed_config", None)
     given = config if config is not None else config_params
@@ -134,18 +143,21 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: ZeRO-2 or ZeRO-3, sparse gradients, or fp16 autocast with its own gradient scaler.
+
     """
     stage = (config.get("zero_optimization") or {}).get("stage", 0)
     if stage not in (0, 1):
         raise ConfigError(
-            f'"zero_optimization.stage" is {stage!r}: pipelines work with ZeRO 0 and 1; ZeRO-2 and 3 partition gradients or weights that a '
-            f"pipeline needs whole until its batch is complete. Set it to 1 or 0"
+            f'"zero_optimization.stage" is {stage!r}: pipelines work with ZeRO 0 and 1; ZeRO-2 and 3 partition gradients or weights '
+            "that a pipeline needs whole until its batch is complete. Set it to 1 or 0"
         )
     if config.get("sparse_gradients"):
         raise ConfigError('"sparse_gradients" is not supported with pipelines: remove it')
     autocast = config.get("torch_autocast") or {}
     if autocast.get("enabled") and "16" in str(autocast.get("dtype", "")) and "b" not in str(autocast.get("dtype", "")):
-        raise ConfigError('"torch_autocast" with fp16 is not supported: use "bf16", or "fp16", whose loss scaling spans all stages')
+        raise ConfigError(
+            '"torch_autocast" with fp16 is not supported: use "bf16", or "fp16", whose loss scaling spans all stages'
+        )
 
 
 def build_stage_engine(cls: type[StageEngine], *, model: PipelineModule, config: dict[str, Any], **arguments: Any) -> StageEngine:
@@ -182,6 +194,7 @@ def place_of(module: PipelineModule) -> tuple[int, int, list[list[int]]]:
 
     Raises:
         ConfigError: the topology has more axes than pipe and data.
+
     """
     topology = module._topo
     others = [axis for axis in topology.get_axis_names() if axis not in ("pipe", "data") and topology.get_dim(axis) > 1]
@@ -257,7 +270,7 @@ def has_own_collectives(engine: StageEngine) -> bool:
 
 
 def reduces_gradients_itself(engine: StageEngine) -> bool:
-    """Whether DeepSpeed's optimizer also reduces the gradients over the data-parallel group (ZeRO-1 without fp32 accumulation)."""
+    """Whether DeepSpeed's optimizer also reduces the gradients over the replicas (ZeRO-1 without fp32 accumulation)."""
     return isinstance(engine.optimizer, DeepSpeedZeroOptimizer)
 
 
@@ -301,7 +314,9 @@ def tied_gradients(engine: StageEngine) -> list[tuple[Tensor, tuple[int, ...]]]:
 
 
 def gradients_to_reduce(engine: StageEngine) -> list[Tensor]:
-    """The gradients that the data-parallel group averages; missing ones become zeros, as in DeepSpeed (weight decay then still acts)."""
+    """The gradients that the data-parallel group averages; missing ones become zeros, as in DeepSpeed (weight decay then still
+    acts).
+    """
     if engine.using_bf16_optimizer:
         return [g for g in engine.optimizer.get_grads_for_reduction()[0] if g.numel()]
     return [_gradient_or_zeros(p) for p in engine.module.parameters() if p.requires_grad and p.numel()]
@@ -321,9 +336,7 @@ def scale_for_reduction(engine: StageEngine, num_replicas: int) -> tuple[float, 
 
 def local_squared_norm(engine: StageEngine) -> float:
     """Squared gradient norm of this stage, a tied weight counted on the first of its stages only. Waits for the device."""
-    gradients = [
-        p.grad for p in engine.module.parameters() if p.grad is not None and not getattr(p, "ds_pipe_replicated", False)
-    ]
+    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None and not getattr(p, "ds_pipe_replicated", False)]
     if not gradients:
         return 0.0
     norms = torch.stack(torch._foreach_norm([g.float() for g in gradients]))
@@ -339,6 +352,7 @@ class MasterGroup:
         masters: what the optimizer steps: the parameters themselves, one fp32 tensor for each, or one flat tensor for all.
         flat: whether `masters` is one flat tensor that holds all parameters one after the other, or this rank's part of them.
         partitioned_over: the data-parallel process group over which the flat tensor is partitioned, if it is.
+
     """
 
     params: list[Tensor]
@@ -356,7 +370,7 @@ class MasterGroup:
             partition, full = full.detach().contiguous(), full.new_empty(size * full.numel())
             torch.distributed.all_gather_into_tensor(full, partition, group=self.partitioned_over)
         lengths = [p.numel() for p in self.params]
-        pieces = full[: sum(lengths)].split(lengths)
+        pieces = torch.split(full[: sum(lengths)], lengths)
         return [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
 
 
@@ -400,4 +414,4 @@ def publish_masters(engine: StageEngine) -> None:
 def _gradient_or_zeros(param: Tensor) -> Tensor:
     if param.grad is None:
         param.grad = torch.zeros_like(param)
-    return cast(Tensor, param.grad)
+    return param.grad

@@ -34,14 +34,16 @@ logger = logging.getLogger(__name__)
 class AvgPipeEngine(compat.StageEngine):
     """N pipelines over the same accelerators, pulled to a reference model (AvgPipe, PPoPP 2023, section 3).
 
-    Made by `avgpipe_ds.initialize`. What differs from DeepSpeed's engine: `train_batch` trains one batch on each of N pipelines; evaluation, checkpoints
-    and export use the reference model; batches may come in any shape. `module` and `optimizer` are those of pipeline 0, which is this engine.
-    Every method that trains, evaluates, saves or loads is to be called by every rank.
+    Made by `avgpipe_ds.initialize`. What differs from DeepSpeed's engine: `train_batch` trains one batch on each of N
+    pipelines; evaluation, checkpoints and export use the reference model; batches may come in any shape. `module` and
+    `optimizer` are those of pipeline 0, which is this engine. Every method that trains, evaluates, saves or loads is to be
+    called by every rank.
 
     Attributes:
         pipelines: the N pipelines of this rank; each has `.module` and `.optimizer`.
         avgpipe_config: the "avgpipe" block.
         consumed_micro_batches: how many micro-batches of the data the training so far has used up.
+
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -86,8 +88,9 @@ class AvgPipeEngine(compat.StageEngine):
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
         """Train one batch on each of the N pipelines.
 
-        The first and the last stage pull N * M micro-batches, pairs `(inputs, labels)`; pipeline i gets the i-th run of M. They may pull the data of the next
-        iteration ahead; a new iterator takes over after it. When the call returns, the state on this rank is exactly that after one more iteration.
+        The first and the last stage pull N * M micro-batches, pairs `(inputs, labels)`; pipeline i gets the i-th run of M. They
+        may pull the data of the next iteration ahead; a new iterator takes over after it. When the call returns, the state on
+        this rank is exactly that after one more iteration.
 
         Args:
             data_iter: needed on the first and the last stage, unless `initialize` got training data.
@@ -99,6 +102,7 @@ class AvgPipeEngine(compat.StageEngine):
             DataExhausted: on every rank, when the data has ended exactly before this iteration.
             IncompleteIteration: on every rank, when it has ended within it.
             NonFiniteLoss, PeerLost, RemoteError: training can't go on.
+
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
@@ -139,10 +143,12 @@ class AvgPipeEngine(compat.StageEngine):
             num_micro_batches: how many to take; by default M.
 
         Returns:
-            The mean loss over micro-batches and replicas; with `return_logits` a pair of it and the list of the outputs of all micro-batches.
+            The mean loss over micro-batches and replicas; with `return_logits` a pair of it and the list of the outputs of all
+            micro-batches.
 
         Raises:
             ValueError: on every rank, if the data ends early or the ranks disagree on `num_micro_batches`.
+
         """
         with self.collective_call(), self.reference_weights():
             self.module.eval()
@@ -200,15 +206,18 @@ class AvgPipeEngine(compat.StageEngine):
     def load_checkpoint(self, load_dir: str, tag: str | None = None, **options: Any) -> tuple[str | None, dict[str, Any] | None]:
         """Continue from a checkpoint; what is in flight, and data that was taken ahead, is given up.
 
-        The data is to be positioned after `consumed_micro_batches` micro-batches. A checkpoint of plain DeepSpeed starts all pipelines from its weights.
+        The data is to be positioned after `consumed_micro_batches` micro-batches. A checkpoint of plain DeepSpeed starts all
+        pipelines from its weights.
 
         Args:
             load_dir: as given to `save_checkpoint`.
             tag: by default the latest.
-            options: those of `deepspeed.PipelineEngine.load_checkpoint`; with `load_module_only=True` only the reference's weights are taken.
+            options: those of `deepspeed.PipelineEngine.load_checkpoint`; with `load_module_only=True` only the reference's
+                weights are taken.
 
         Raises:
             ValueError: the checkpoint was saved at another number of pipelines, stages or replicas.
+
         """
         with self.collective_call():
             path, client_state = super().load_checkpoint(load_dir, tag, **options)
@@ -218,10 +227,14 @@ class AvgPipeEngine(compat.StageEngine):
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Refused: work of the next iteration may be under way at the present size."""
-        raise AvgPipeError(f"the batch size is fixed while training: set train_batch_size to {train_batch_size} in the configuration")
+        raise AvgPipeError(
+            f"the batch size is fixed while training: set train_batch_size to {train_batch_size} in the configuration"
+        )
 
     def close(self, reason: str = "it ended") -> None:
-        """Say goodbye to the other ranks; they may still finish what this rank has already done for them. Runs by itself at exit."""
+        """Say goodbye to the other ranks; they may still finish what this rank has already done for them. Runs by itself at
+        exit.
+        """
         self._stage.mailbox.transport.close(self._stage.mailbox.calls, reason)
 
     @property
@@ -230,7 +243,10 @@ class AvgPipeEngine(compat.StageEngine):
         return self._reference
 
     def restart(self, iteration: int) -> None:
-        """Give up what is in flight and continue from the present weights with `iteration`. Every rank does so at the same point."""
+        """Give up what is in flight and continue from the present weights with `iteration`.
+
+        Every rank does so at the same point.
+        """
         self._iteration = iteration
         self._stage.training = iteration - 1
         self._stage.mailbox.forget()
@@ -246,6 +262,7 @@ class AvgPipeEngine(compat.StageEngine):
 
         Args:
             masters: whether the optimizer's master weights are the reference's, too.
+
         """
         buffers = [b for b in self.module.buffers() if b.is_floating_point()]
         starts = [pipeline.start_of_iteration[1] for pipeline in self.pipelines]
@@ -280,10 +297,14 @@ class AvgPipeEngine(compat.StageEngine):
             return -1
         if data_iter is not None:
             if not hasattr(data_iter, "__next__"):
-                raise TypeError(f"data_iter must be an iterator, got a {type(data_iter).__name__}: pass iter(loader), made once per epoch")
+                raise TypeError(
+                    f"data_iter must be an iterator, got a {type(data_iter).__name__}: pass iter(loader), made once per epoch"
+                )
             self.set_dataiterator(data_iter)
         if self.data_iterator is None:
-            raise ValueError("the first and the last stage need data: pass data_iter to train_batch, or training_data to initialize")
+            raise ValueError(
+                "the first and the last stage need data: pass data_iter to train_batch, or training_data to initialize"
+            )
         stage.feed.use(self.data_iterator)
         count = stage.feed.count(iteration)
         if count < stage.num_pipelines * stage.num_micro_batches:
@@ -299,8 +320,8 @@ class AvgPipeEngine(compat.StageEngine):
             if ended:
                 left = stage.rendezvous.collect(key, (ended[0],))[0]
                 raise AvgPipeError(
-                    f"the data of rank {ended[0]} ended at iteration {iteration} with {left} of {count} micro-batches, that of rank "
-                    f"{stage.topology.rank} did not: first and last stage must be given the same data"
+                    f"the data of rank {ended[0]} ended at iteration {iteration} with {left} of {count} micro-batches, that of "
+                    f"rank {stage.topology.rank} did not: first and last stage must be given the same data"
                 )
             return False
         return len(ended) == len(others) and stage.topology.data_ranks != ()
@@ -313,13 +334,15 @@ class AvgPipeEngine(compat.StageEngine):
         stage.stepped = stage.num_pipelines
         need = stage.num_pipelines * stage.num_micro_batches
         if len(counts) > 1:
-            raise AvgPipeError(f"the data of first and last stages ended at different places: {sorted(counts)} micro-batches of {need} left")
+            raise AvgPipeError(
+                f"the data of first and last stages ended at different places: {sorted(counts)} micro-batches of {need} left"
+            )
         left = counts.pop()
         if left:
             return IncompleteIteration(
                 f"the data ended within iteration {iteration}: {left} micro-batches are left, an iteration takes {need} "
-                f"({stage.num_pipelines} pipelines x {stage.num_micro_batches} micro-batches). They are kept: pass a new iterator to go on, "
-                "or give the loader a multiple"
+                f"({stage.num_pipelines} pipelines x {stage.num_micro_batches} micro-batches). They are kept: pass a new "
+                "iterator to go on, or give the loader a multiple"
             )
         what = "the data iterator is empty" if iteration == 0 else f"the data ended after {iteration} iterations"
         return DataExhausted(f"{what}: pass a new iterator to train_batch to go on")
@@ -338,7 +361,8 @@ class AvgPipeEngine(compat.StageEngine):
         """Loss of the iteration; log lines and monitors on rank 0, as DeepSpeed writes them."""
         self.global_samples += (self.num_pipelines - 1) * int(self.train_batch_size())
         means = {
-            name: sum(pipeline.losses[name] for pipeline in self.pipelines) / self.num_pipelines for name in self.pipelines[0].losses
+            name: sum(pipeline.losses[name] for pipeline in self.pipelines) / self.num_pipelines
+            for name in self.pipelines[0].losses
         }
         self.agg_train_loss = torch.tensor(means.pop(LOSS), dtype=torch.float32, device=self.device)
         self.agg_additional_losses = {name: torch.tensor(value, device=self.device) for name, value in means.items()} or None
@@ -369,7 +393,8 @@ def _close_at_exit(engine: AvgPipeEngine) -> None:
         error = getattr(sys, "last_value", None)
         open_mailbox = mailbox()
         transport.close(
-            0 if open_mailbox is None else open_mailbox.calls, "it ended" if error is None else f"it ended with {type(error).__name__}: {error}"
+            0 if open_mailbox is None else open_mailbox.calls,
+            "it ended" if error is None else f"it ended with {type(error).__name__}: {error}",
         )
 
     atexit.register(close)

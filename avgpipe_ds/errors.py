@@ -24,7 +24,9 @@ class AvgPipeError(RuntimeError):
 
 
 class AgreedError(Exception):
-    """Internal: carries an error that every rank raises at the same point, so that nobody needs to be told and the engine stays usable."""
+    """Internal: carries an error that every rank raises at the same point, so that nobody needs to be told and the engine stays
+    usable.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

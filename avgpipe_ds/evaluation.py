@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,8 @@ def evaluate(
 ) -> Any:
     """`AvgPipeEngine.eval_batch`, with the reference's weights already in `engine.module`. Every rank calls it.
 
-    The ranks first tell each other what they want and whether they have their data, so bad data is an error on all of them before anything is sent.
+    The ranks first tell each other what they want and whether they have their data, so bad data is an error on all of them
+    before anything is sent.
     """
     topology, meet = stage.topology, stage.rendezvous
     items, error = _take(stage, data_iter, num_micro_batches)
@@ -48,7 +49,9 @@ def evaluate(
             raise AgreedError(RemoteError(rank, text))
     counts = sorted({count for count, _, _ in everybody})
     if len(counts) > 1:
-        raise AgreedError(ValueError(f"eval_batch was called with num_micro_batches {counts} on different ranks: pass the same on all"))
+        raise AgreedError(
+            ValueError(f"eval_batch was called with num_micro_batches {counts} on different ranks: pass the same on all")
+        )
     asks = {rank: wants for rank, (_, wants, _) in zip(topology.world_ranks, everybody, strict=True)}
     listeners = tuple(rank for rank in topology.pipeline_ranks if asks[rank])
     work = _Evaluation(engine, stage, items, num_micro_batches, compute_loss, listeners)
@@ -101,6 +104,7 @@ class _Evaluation:
         listeners: the ranks of this replica that want the outputs.
         outputs: the last stage's outputs, one per micro-batch, on listeners.
         losses: one per micro-batch, on the last stage.
+
     """
 
     engine: compat.StageEngine
@@ -156,6 +160,7 @@ def _mean(losses: list[Tensor]) -> float:
 
     Raises:
         ValueError: a loss is not a scalar.
+
     """
     for loss in losses:
         if not isinstance(loss, Tensor) or loss.numel() != 1:

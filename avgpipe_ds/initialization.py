@@ -56,12 +56,13 @@ def initialize(
         config_params: another name of `config`.
 
     Returns:
-        `engine, optimizer, training_dataloader, lr_scheduler`; the latter three are pipeline 0's. What is changed on the optimizer's
-        parameter groups holds for all pipelines.
+        `engine, optimizer, training_dataloader, lr_scheduler`; the latter three are pipeline 0's. What is changed on the
+        optimizer's parameter groups holds for all pipelines.
 
     Raises:
         ConfigError: a setting is wrong or does not go together with pipelines.
         TypeError: `model` is not a `PipelineModule`, or can't be copied.
+
     """
     init_distributed(dist_backend=None, distributed_port=distributed_port, dist_init_required=dist_init_required)
     settings = compat.load_config(args, config, config_params)
@@ -71,7 +72,9 @@ def initialize(
     if mpu is not None or mesh_param is not None:
         raise ConfigError("mpu and mesh_param must be None: a PipelineModule brings its own topology")
     if not isinstance(model, compat.PipelineModule):
-        raise TypeError(f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline")
+        raise TypeError(
+            f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
+        )
     compat.ensure_trainable(model)
     parameters = None if model_parameters is None else list(model_parameters)
     # Copied before DeepSpeed takes hold of the first: it moves the weights into flat buffers of its own.

@@ -1,8 +1,8 @@
 """A random-number stream of its own for every pipeline.
 
-Pipelines interleave differently from run to run, so a shared generator would hand out its numbers in a different order each time. Each pipeline
-instead carries its own state, which is swapped in for the duration of one instruction. User code between the instructions (a shuffling
-loader, an evaluation with dropout) neither sees nor disturbs it.
+Pipelines interleave differently from run to run, so a shared generator would hand out its numbers in a different order each
+time. Each pipeline instead carries its own state, which is swapped in for the duration of one instruction. User code between
+the instructions (a shuffling loader, an evaluation with dropout) neither sees nor disturbs it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class RandomState:
 
     Args:
         device: where the stage computes.
-        stream: 0 continues from the generators as they are (so one pipeline draws what plain DeepSpeed draws); any other number is a
-            stream of its own, derived from the seed that is in force.
+        stream: 0 continues from the generators as they are (so one pipeline draws what plain DeepSpeed draws); any other number
+            is a stream of its own, derived from the seed that is in force.
+
     """
 
     def __init__(self, device: torch.device, stream: int = 0) -> None:

@@ -11,12 +11,14 @@ __all__ = ["replicate"]
 
 
 def replicate(module: compat.PipelineModule, *belongings: Any) -> tuple[Any, ...]:
-    """Deep copies of a module and of objects that refer to its parameters (an optimizer, parameter groups, a scheduler), consistent with each other.
+    """Deep copies of a module and of objects that refer to its parameters (an optimizer, parameter groups, a scheduler),
+    consistent with each other.
 
     Frozen parameters and what stands for the cluster (process groups, topology) are shared with the original, not copied.
 
     Raises:
         TypeError: something can't be copied.
+
     """
     shared = [p for p in module.parameters() if not p.requires_grad] + compat.communicators_of(module)
     memo = {id(thing): thing for thing in shared}
@@ -24,6 +26,6 @@ def replicate(module: compat.PipelineModule, *belongings: Any) -> tuple[Any, ...
         return copy.deepcopy((module, *belongings), memo)
     except Exception as error:
         raise TypeError(
-            f"can't copy the model for another pipeline: {error}. Layers, loss_fn, optimizer and scheduler must survive copy.deepcopy; "
-            "pass the optimizer and the scheduler as callables, or in the configuration, if it is one of these"
+            f"can't copy the model for another pipeline: {error}. Layers, loss_fn, optimizer and scheduler must survive "
+            "copy.deepcopy; pass the optimizer and the scheduler as callables, or in the configuration, if it is one of these"
         ) from error

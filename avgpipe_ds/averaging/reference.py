@@ -1,7 +1,7 @@
 """This stage's shard of the reference model, and the hooks that tie it to the optimizers of N pipelines.
 
-The hooks sit on the base optimizer, so they see the fp32 master weights whatever DeepSpeed wraps around them, before DeepSpeed copies them to the weights
-that the model computes with. Any torch optimizer works.
+The hooks sit on the base optimizer, so they see the fp32 master weights whatever DeepSpeed wraps around them, before DeepSpeed
+copies them to the weights that the model computes with. Any torch optimizer works.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Reference:
     Args:
         rule: not yet initialized.
         engines: of all N pipelines, in order, with equal weights.
+
     """
 
     def __init__(self, rule: AveragingRule, engines: Sequence[compat.StageEngine]) -> None:
@@ -58,7 +59,9 @@ class Reference:
             self.rule.finish_iteration()
 
     def parameters(self) -> dict[Tensor, Tensor]:
-        """z by parameter of pipeline 0's module, fp32; views, not copies. Collective over the data-parallel group if masters are partitioned."""
+        """Z by parameter of pipeline 0's module, fp32; views, not copies. Collective over the data-parallel group if masters
+        are partitioned.
+        """
         values: dict[Tensor, Tensor] = {}
         place = 0
         for group in compat.master_groups(self._engines[0]):
@@ -68,7 +71,7 @@ class Reference:
         return values
 
     def masters(self) -> dict[Tensor, Tensor]:
-        """z by master weight of pipeline 0's optimizer."""
+        """Z by master weight of pipeline 0's optimizer."""
         return dict(zip(_masters(self._engines[0]), self.rule.reference, strict=True))
 
 
@@ -76,8 +79,8 @@ class Reference:
 def swapped(values: dict[Tensor, Tensor]) -> Iterator[None]:
     """Let each key have the storage of its value inside the block.
 
-    Autograd graphs that wait for their backward hold the key's old storage or the key itself; both are as before when the block ends, and no
-    version counter moves.
+    Autograd graphs that wait for their backward hold the key's old storage or the key itself; both are as before when the block
+    ends, and no version counter moves.
     """
     outside = {target: target.data for target in values}
     for target, value in values.items():

@@ -1,8 +1,8 @@
 """Runs N instruction streams on one accelerator.
 
-A stream is a generator: it runs one step of its pipeline each time it is resumed, and yields a `Wait` that says what it needs next. The executor
-resumes whichever stream can go on and has the best priority, and blocks only when none can. It knows nothing of DeepSpeed, of
-schedules or of tensors, so it is tested with streams written by hand.
+A stream is a generator: it runs one step of its pipeline each time it is resumed, and yields a `Wait` that says what it needs
+next. The executor resumes whichever stream can go on and has the best priority, and blocks only when none can. It knows nothing
+of DeepSpeed, of schedules or of tensors, so it is tested with streams written by hand.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Wait:
     Attributes:
         ready: cheap, without side effects that matter; asked again after every arrival.
         priority: smaller goes first among the streams that are ready.
+
     """
 
     ready: Callable[[], bool]
@@ -36,6 +37,7 @@ class Executor:
 
     Args:
         mailbox: whose arrivals make streams ready.
+
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
@@ -65,6 +67,7 @@ class Executor:
 
         Raises:
             Exception: what a stream raised, or what the mailbox reports of other ranks.
+
         """
         while not done():
             self._mailbox.drain()

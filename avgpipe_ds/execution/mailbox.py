@@ -1,7 +1,8 @@
 """What has arrived at this rank, sorted for those who wait for it.
 
-The transport's threads put events into one inbox; the main thread drains it here, so nothing below needs a lock. A rank that fails tells all
-others (`abort`); they raise `RemoteError` at their next look into the mailbox, wherever in the engine they wait.
+The transport's threads put events into one inbox; the main thread drains it here, so nothing below needs a lock. A rank that
+fails tells all others (`abort`); they raise `RemoteError` at their next look into the mailbox, wherever in the engine they
+wait.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Mailbox:
     Attributes:
         calls: how many calls that all ranks take part in this one has begun; the engine counts.
         generation: part of every channel; `forget` starts a new one.
+
     """
 
     def __init__(self, transport: Transport, name_of: Callable[[int], str]) -> None:
@@ -45,7 +47,12 @@ class Mailbox:
         self._abort_seen: set[int] = set()
 
     def send(
-        self, to: int, channel: Hashable, payload: Any = None, tensors: tuple[Tensor, ...] = (), requires_grad: tuple[bool, ...] = ()
+        self,
+        to: int,
+        channel: Hashable,
+        payload: Any = None,
+        tensors: tuple[Tensor, ...] = (),
+        requires_grad: tuple[bool, ...] = (),
     ) -> None:
         """Send to a channel of rank `to`; returns at once. The tensors must not change afterwards."""
         self.transport.send(to, Message((self.generation, channel), payload, tensors, requires_grad))
@@ -69,6 +76,7 @@ class Mailbox:
         Raises:
             RemoteError: another rank failed.
             PeerLost: another rank died, or left before the present call.
+
         """
         event, any_event = self.transport.inbox.poll(), False
         while event is not None:
@@ -85,7 +93,9 @@ class Mailbox:
         self.drain()
 
     def forget(self) -> None:
-        """Give up all work in flight: messages that were sent before all ranks called this are dropped, those sent after it are kept."""
+        """Give up all work in flight: messages that were sent before all ranks called this are dropped, those sent after it are
+        kept.
+        """
         self.generation += 1
         for key in [key for key in self._channels if key[0] < self.generation]:
             del self._channels[key]

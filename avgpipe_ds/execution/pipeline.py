@@ -1,7 +1,8 @@
 """One pipeline on one stage: DeepSpeed's instructions, each carried out on slots that belong to one micro-batch.
 
-DeepSpeed's own engine runs an instruction list from front to back and blocks in it. Here the list is a stream that the executor resumes: it waits for
-messages, data and peers without blocking, and everything a backward needs lies in its micro-batch's slot, so any number of forwards may run ahead.
+DeepSpeed's own engine runs an instruction list from front to back and blocks in it. Here the list is a stream that the executor
+resumes: it waits for messages, data and peers without blocking, and everything a backward needs lies in its micro-batch's slot,
+so any number of forwards may run ahead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from avgpipe_ds.execution.reductions import reduce_gradients, reduce_tied_gradie
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.execution.tensors import as_tuple, check_stage_output
 from avgpipe_ds.random_state import RandomState
+from avgpipe_ds.schedules.actions import Kind
 from avgpipe_ds.schedules.deepspeed_schedules import AdvanceForwardPass, PlannedSchedule
 from avgpipe_ds.schedules.priority import priority
 
@@ -41,6 +43,7 @@ class _Slot:
         outputs: those outputs that a gradient comes back for; the loss on the last stage.
         gradients: received for `outputs`, in their order.
         sent: all outputs, until they are sent.
+
     """
 
     inputs: Any = None
@@ -63,6 +66,7 @@ class Pipeline:
         iteration: the iteration whose instructions are being run; may be one ahead of `Stage.training`.
         losses: mean loss (and additional losses) of the last batch that was stepped on.
         on_step: called after each optimizer step.
+
     """
 
     def __init__(self, pipeline_id: int, engine: compat.StageEngine, stage: Stage, schedule: PlannedSchedule) -> None:
@@ -105,7 +109,7 @@ class Pipeline:
                 if isinstance(instructions[-1], ds.OptimizerStep):
                     yield from self._finish_batch()
                     continue
-                kind = "B" if any(isinstance(i, ds.BackwardPass) for i in instructions) else "F"
+                kind: Kind = "B" if any(isinstance(i, ds.BackwardPass) for i in instructions) else "F"
                 key = priority(iteration=self.iteration, pipeline_id=self.pipeline_id, kind=kind)
                 yield Wait(self._readiness(instructions), (1, *key))
                 for instruction in instructions:
@@ -171,7 +175,9 @@ class Pipeline:
         if not loss.requires_grad:
             raise ValueError("the loss does not depend on any trainable parameter of any stage: is everything frozen?")
         extra = self.module.get_additional_losses() or {}
-        self._micro_batch_losses.append({LOSS: loss.detach().clone()} | {name: value.detach().clone() for name, value in extra.items()})
+        self._micro_batch_losses.append(
+            {LOSS: loss.detach().clone()} | {name: value.detach().clone() for name, value in extra.items()}
+        )
         return loss
 
     def _send_activation(self, buffer_id: int, micro_batch: int) -> None:
@@ -212,13 +218,15 @@ class Pipeline:
 
         Raises:
             NonFiniteLoss: not with fp16, whose loss scaling deals with it.
+
         """
         values = torch.stack([losses[LOSS].reshape(()) for losses in self._micro_batch_losses])
         finite = torch.isfinite(values)
         if not bool(finite.all()) and not self.engine.fp16_enabled():
             bad = int((~finite).nonzero()[0])
             raise NonFiniteLoss(
-                f"the loss is {values[bad].item()} in pipeline {self.pipeline_id}, iteration {self.iteration}, micro-batch {bad}; "
+                f"the loss is {values[bad].item()} in pipeline {self.pipeline_id}, iteration {self.iteration}, "
+                f"micro-batch {bad}: "
                 "try a lower learning rate, gradient clipping, or look at that micro-batch"
             )
         means: Losses = {}
@@ -251,7 +259,10 @@ class Pipeline:
         """ReduceTiedGrads, ReduceGrads and OptimizerStep: everything that needs the peers."""
         stage, key = self.stage, (self.iteration, self.pipeline_id)
         yield self._until(lambda: stage.may_finish(self.iteration))
-        for waiting in (reduce_tied_gradients(self.engine, stage, self.pipeline_id), reduce_gradients(self.engine, stage, self.pipeline_id)):
+        for waiting in (
+            reduce_tied_gradients(self.engine, stage, self.pipeline_id),
+            reduce_gradients(self.engine, stage, self.pipeline_id),
+        ):
             for done in waiting:
                 yield self._until(done)
         replicas, stages, world = stage.topology.replica_ranks, stage.topology.pipeline_ranks, stage.topology.world_ranks
@@ -265,10 +276,12 @@ class Pipeline:
         if blocks:
             meet.announce(("step", key), world)
         yield self._until(
-            lambda: stage.may_step(*key)
-            and meet.complete(("losses", key), replicas)
-            and (not clips or meet.complete(("norm", key), stages))
-            and (not blocks or meet.complete(("step", key), world))
+            lambda: (
+                stage.may_step(*key)
+                and meet.complete(("losses", key), replicas)
+                and (not clips or meet.complete(("norm", key), stages))
+                and (not blocks or meet.complete(("step", key), world))
+            )
         )
         if clips:
             self.engine.gradient_norm = math.sqrt(sum(meet.collect(("norm", key), stages, norm)))

@@ -1,7 +1,7 @@
 """Gradient reductions that do not block: a pipeline starts one and is parked until it is done, while the others compute.
 
-Each function is a generator of conditions; the pipeline waits for one after the other. Every pipeline reduces on a lane of its own, so pipelines may come to
-their reductions in different orders on different ranks.
+Each function is a generator of conditions; the pipeline waits for one after the other. Every pipeline reduces on a lane of its
+own, so pipelines may come to their reductions in different orders on different ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from avgpipe_ds.execution.stage import Stage
 __all__ = ["reduce_gradients", "reduce_tied_gradients"]
 
 _BUCKET_NUMEL = 1 << 24
-
-
 
 
 def reduce_tied_gradients(engine: compat.StageEngine, stage: Stage, lane: int) -> Iterator[Callable[[], bool]]:

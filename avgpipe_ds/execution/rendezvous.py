@@ -1,8 +1,9 @@
 """Meeting points of ranks that block nobody.
 
-A rank announces that it has come to a point, with a small payload if it likes, and goes on with other work; the point is reached once all peers
-have announced theirs. The payloads make it an all-gather of host scalars at the same time: the clipping norm over all stages and the
-loss over the data-parallel group are read off it. Before DeepSpeed's own blocking collectives it makes sure that no rank waits in one for long.
+A rank announces that it has come to a point, with a small payload if it likes, and goes on with other work; the point is
+reached once all peers have announced theirs. The payloads make it an all-gather of host scalars at the same time: the clipping
+norm over all stages and the loss over the data-parallel group are read off it. Before DeepSpeed's own blocking collectives it
+makes sure that no rank waits in one for long.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ class Rendezvous:
 
     def collect(self, key: Hashable, ranks: tuple[int, ...], payload: Any = None) -> list[Any]:
         """The payloads in the order of `ranks`, this rank's own being `payload`; `key` must be complete and is then forgotten."""
-        return [
-            payload if rank == self._rank else self._mailbox.take(("announce", key, rank)).payload for rank in ranks
-        ]
+        return [payload if rank == self._rank else self._mailbox.take(("announce", key, rank)).payload for rank in ranks]
 
     def gather(self, key: Hashable, ranks: tuple[int, ...], payload: Any = None) -> list[Any]:
         """`announce`, wait and `collect` in one: blocks until all `ranks` have come."""

@@ -4,8 +4,9 @@ A rank is stage k of every pipeline. The pipelines meet in two rules only, both 
 
 - steps come in one order, (iteration, pipeline), on every rank. So two ranks can never wait in two different collectives, and
   the reference adds up local updates in the same order in every run;
-- nothing after the last backward of iteration t+1 happens before `train_batch(t)` has returned. So whenever user code runs, the state is
-  exactly "after t iterations" and no collective is pending; what is in flight are forwards, backwards and their messages.
+- nothing after the last backward of iteration t+1 happens before `train_batch(t)` has returned. So whenever user code runs, the
+  state is exactly "after t iterations" and no collective is pending; what is in flight are forwards, backwards and their
+  messages.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Topology:
         replica_ranks: the ranks that hold stage k of the data-parallel replicas.
         world_ranks: all ranks.
         data_ranks: the ranks that take data: first and last stage of every replica.
+
     """
 
     rank: int
@@ -76,6 +78,7 @@ class Stage:
         num_pipelines, num_micro_batches: N and M.
         training: the iteration that `train_batch` works on, or worked on last; -1 before the first.
         stepped: how many pipelines have stepped in it.
+
     """
 
     topology: Topology

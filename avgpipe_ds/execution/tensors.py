@@ -19,10 +19,13 @@ def check_stage_output(value: Any, stage_id: int) -> None:
 
     Raises:
         TypeError: not a tensor or a tuple of tensors.
+
     """
     if isinstance(value, Tensor) or (isinstance(value, tuple) and all(isinstance(t, Tensor) for t in value)):
         return
     found = type(value).__name__
     if isinstance(value, tuple):
         found = f"tuple of ({', '.join(type(t).__name__ for t in value)})"
-    raise TypeError(f"the last layer of stage {stage_id} must return a tensor or a tuple of tensors for the next stage, got a {found}")
+    raise TypeError(
+        f"the last layer of stage {stage_id} must return a tensor or a tuple of tensors for the next stage, got a {found}"
+    )

@@ -29,6 +29,7 @@ class LostPeer:
         rank: which one.
         reason: what is known about it.
         calls: how many collective calls it had taken part in when it left in good order; -1 if it did not.
+
     """
 
     rank: int
@@ -80,8 +81,8 @@ class Transport(ABC):
     def all_reduce(self, tensors: list[Tensor], ranks: tuple[int, ...], lane: int, done: Callable[[], None]) -> None:
         """Sum each tensor over `ranks`, in place; returns at once, and `done` is put into the inbox when the sums are there.
 
-        Every rank of `ranks` must call it. Calls of one (ranks, lane) must come in the same order on all of them; calls of different lanes may come
-        in any order, which is why each pipeline has its own lane.
+        Every rank of `ranks` must call it. Calls of one (ranks, lane) must come in the same order on all of them; calls of
+        different lanes may come in any order, which is why each pipeline has its own lane.
         """
 
     @abstractmethod
@@ -90,4 +91,6 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, calls: int = 0, reason: str = "it ended") -> None:
-        """Say goodbye to the peers and release threads and connections; peers see a `LostPeer` with this reason and number of calls."""
+        """Say goodbye to the peers and release threads and connections; peers see a `LostPeer` with this reason and number of
+        calls.
+        """

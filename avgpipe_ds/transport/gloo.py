@@ -1,11 +1,12 @@
 """Messages over gloo, for CPU tensors.
 
-gloo completes a point-to-point operation only for somebody who waits for it, so threads do the waiting: one per peer receives, one
-reaps finished sends, and every all-reduction has one for as long as it takes. They spend their time inside gloo without the interpreter lock. A receiver
-thread takes every message as soon as it comes; how much can pile up is bounded by the schedules, which never run ahead of the optimizer.
+gloo completes a point-to-point operation only for somebody who waits for it, so threads do the waiting: one per peer receives,
+one reaps finished sends, and every all-reduction has one for as long as it takes. They spend their time inside gloo without the
+interpreter lock. A receiver thread takes every message as soon as it comes; how much can pile up is bounded by the schedules,
+which never run ahead of the optimizer.
 
-A rank that leaves says goodbye to all, which ends the receiver threads of its peers; a connection that breaks without a goodbye is a lost
-peer. So nothing is left blocked inside gloo when the interpreter shuts down (such a thread would abort the process).
+A rank that leaves says goodbye to all, which ends the receiver threads of its peers; a connection that breaks without a goodbye
+is a lost peer. So nothing is left blocked inside gloo when the interpreter shuts down (such a thread would abort the process).
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _FOREVER = datetime.timedelta(days=30)  # a peer may evaluate or save for hours;
 
 
 class GlooTransport(Transport):
-    """Point-to-point messages and all-reductions on process groups of its own. Collective: every rank builds it at the same point."""
+    """Point-to-point messages and all-reductions on process groups of its own.
+
+    Collective: every rank builds it at the same point.
+    """
 
     _reduce_backend = "gloo"
 
@@ -126,7 +130,9 @@ class GlooTransport(Transport):
                     self.inbox.put(LostPeer(peer, *payload))
                     return
                 tensors, works = self._receive_tensors(peer, specs)
-                arrival = dist.irecv(buffer, peer, group=self._group)  # posted ahead: the next header need not wait for these tensors
+                arrival = dist.irecv(
+                    buffer, peer, group=self._group
+                )  # posted ahead: the next header need not wait for these tensors
                 for work in works:
                     work.wait()
                 flags = tuple(spec.requires_grad for spec in specs)

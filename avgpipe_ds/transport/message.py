@@ -1,9 +1,10 @@
 """What travels between two ranks.
 
-A message is a small host-side header (channel, payload, and shape, dtype and `requires_grad` of every tensor) followed by the tensors. The
-header always goes first, so a receiver allocates exactly what comes and starts a device receive only once its sender has started to
-send. Variable lengths, new dtypes and tensors without gradient are therefore no special case, and no receive waits on the device for a message
-that does not exist yet (an early NCCL receive would hold a part of the GPU all that time).
+A message is a small host-side header (channel, payload, and shape, dtype and `requires_grad` of every tensor) followed by the
+tensors. The header always goes first, so a receiver allocates exactly what comes and starts a device receive only once its
+sender has started to send. Variable lengths, new dtypes and tensors without gradient are therefore no special case, and no
+receive waits on the device for a message that does not exist yet (an early NCCL receive would hold a part of the GPU all that
+time).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Message:
         tensors: any shapes and dtypes; never written to after they were handed to `send`.
         requires_grad: per tensor, whether the sender wants a gradient back.
         source: rank of the sender; filled in by the transport.
+
     """
 
     channel: Hashable

@@ -1,8 +1,8 @@
 """Messages over NCCL: headers stay on the host (gloo), tensors go from device to device.
 
-Written to the same interface, not yet proven on hardware. Between two ranks each direction has a communicator of its own. Headers go
-first and arrive in order, and one thread per peer starts the receives in that order, so both ends of a communicator see its operations in one order.
-Receives run on a side stream; the computation waits for them through an event, never the host.
+Written to the same interface, not yet proven on hardware. Between two ranks each direction has a communicator of its own.
+Headers go first and arrive in order, and one thread per peer starts the receives in that order, so both ends of a communicator
+see its operations in one order. Receives run on a side stream; the computation waits for them through an event, never the host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ class NcclTransport(GlooTransport):
 
     def __init__(self, device: torch.device, neighbours: list[tuple[int, int]]) -> None:
         """`neighbours`: all (sender, receiver) pairs of the job that exchange tensors, the same list on every rank."""
-        self._pairs = {
-            (sender, receiver): dist.new_group([sender, receiver], backend="nccl") for sender, receiver in neighbours
-        }
+        self._pairs = {(sender, receiver): dist.new_group([sender, receiver], backend="nccl") for sender, receiver in neighbours}
         self._streams: dict[int, torch.cuda.Stream] = {}
         super().__init__(device)
 
