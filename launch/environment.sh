@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The virtual environment that quickstart.sh and test.sh share. Sourced, not run.
 #
 #   prepare_environment PURPOSE EXTRAS [PACKAGE==VERSION ...]
@@ -70,7 +71,7 @@ install_everything() {
     # Torch first and by itself where there is no GPU, so that nothing else decides which build of it is taken.
     has_nvidia_gpu || run_watched "installing torch" "${pip[@]}" torch==2.13.0
     # DS_BUILD_OPS=0: compile none of DeepSpeed's kernels ahead; they would take an hour, and none is needed here.
-    run_watched "installing avgpipe-ds with DeepSpeed and transformers" env DS_BUILD_OPS=0 "${pip[@]}" -e "$REPOSITORY[$extras]"
+    run_watched "installing avgpipe-ds with DeepSpeed and transformers" env DS_BUILD_OPS=0 "${pip[@]}" -e "${REPOSITORY}[$extras]"
     if [ $# -gt 0 ]; then
         run_watched "installing packages with models and texts: $*" "${pip[@]}" --no-deps "$@"
     fi

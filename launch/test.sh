@@ -5,6 +5,7 @@
 #
 # Arguments for pytest replace the choice of tests but not the checks: bash launch/test.sh -m "not distributed" tests/recipes
 set -euo pipefail
+# shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 # The packages with models and texts are optional: tests skip what they do not find. Here nothing shall be skipped.
