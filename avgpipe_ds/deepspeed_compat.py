@@ -148,8 +148,8 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     stage = (config.get("zero_optimization") or {}).get("stage", 0)
     if stage not in (0, 1):
         raise ConfigError(
-            f'"zero_optimization.stage" is {stage!r}: pipelines work with ZeRO 0 and 1; ZeRO-2 and 3 partition gradients or weights '
-            "that a pipeline needs whole until its batch is complete. Set it to 1 or 0"
+            f'"zero_optimization.stage" is {stage!r}: pipelines work with ZeRO 0 and 1; ZeRO-2 and 3 partition gradients or '
+            "weights that a pipeline needs whole until its batch is complete. Set it to 1 or 0"
         )
     if config.get("sparse_gradients"):
         raise ConfigError('"sparse_gradients" is not supported with pipelines: remove it')

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.execution.stage import Stage
@@ -39,14 +38,15 @@ def reduce_gradients(engine: compat.StageEngine, stage: Stage, lane: int) -> Ite
     before, after, dtype = compat.scale_for_reduction(engine, len(replicas))
     pending = _Countdown()
     buckets = list(_buckets(gradients))
-    flats = [_flatten_dense_tensors(bucket).to(dtype) for bucket in buckets]
+    flats = [torch.cat([gradient.reshape(-1) for gradient in bucket]).to(dtype) for bucket in buckets]
     for flat in flats:
         flat.mul_(before)
         pending.start(stage, [flat], replicas, lane)
     yield pending.done
     for bucket, flat in zip(buckets, flats, strict=True):
         flat.mul_(after)
-        torch._foreach_copy_(bucket, list(_unflatten_dense_tensors(flat.to(bucket[0].dtype), bucket)))
+        pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
+        torch._foreach_copy_(bucket, [piece.view_as(gradient) for piece, gradient in zip(pieces, bucket, strict=True)])
 
 
 class _Countdown:

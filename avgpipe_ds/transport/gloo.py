@@ -111,19 +111,24 @@ class GlooTransport(Transport):
     def _receive_tensors(self, peer: int, specs: tuple[TensorSpec, ...]) -> tuple[list[Tensor], list[Any]]:
         """Start to receive tensors of these specs; returns them and what to wait for."""
         tensors = [spec.allocate(self.device) for spec in specs]
-        return tensors, [dist.irecv(_as_bytes(t), peer, group=self._group) for t in tensors if t.numel()]
+        return tensors, [self._receive(_as_bytes(t), peer) for t in tensors if t.numel()]
+
+    def _receive(self, tensor: Tensor, peer: int) -> dist.Work:
+        work = dist.irecv(tensor, peer, group=self._group)
+        assert work is not None  # only ranks outside the group get None
+        return work
 
     def _receive_from(self, peer: int) -> None:
         buffer = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
         try:
-            arrival = dist.irecv(buffer, peer, group=self._group)
+            arrival = self._receive(buffer, peer)
             while True:
                 arrival.wait()
                 length = int.from_bytes(buffer[:_LENGTH_BYTES].numpy().tobytes(), "little")
                 body = buffer[_LENGTH_BYTES : _LENGTH_BYTES + length].numpy().tobytes()
                 if len(body) < length:
                     rest = torch.empty(length - len(body), dtype=torch.uint8)
-                    dist.irecv(rest, peer, group=self._group).wait()
+                    self._receive(rest, peer).wait()
                     body += rest.numpy().tobytes()
                 channel, payload, specs = decode_header(body)
                 if channel == _GOODBYE:

@@ -32,7 +32,7 @@ class NcclTransport(GlooTransport):
 
     def _stream(self, peer: int) -> torch.cuda.Stream:
         if peer not in self._streams:
-            self._streams[peer] = torch.cuda.Stream(self.device)
+            self._streams[peer] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._streams[peer]
 
     def _send_tensors(self, to: int, tensors: tuple[Tensor, ...], works: list[Any]) -> Any:

@@ -91,6 +91,7 @@ def test_settings_are_strict(section, key, values):
     for value in values:
         (line,) = problems(**{section: {key: value}})
         assert line.startswith(f"avgpipe.{section}.{key}: expected ") and line.endswith(f"; got {value!r}"), line
+        assert "since" not in line, "of a value that is wrong by itself it says no more than that"
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "16", NAN, INF])
@@ -121,7 +122,7 @@ def test_blocks_must_be_objects(value):
         ({"num_piplines": 2}, 'avgpipe.num_piplines: unknown key; did you mean "avgpipe.num_pipelines"?'),
         ({"alpha": 0.5}, 'avgpipe.alpha: unknown key; it belongs to "avgpipe.averaging.alpha"'),
         ({"advance": 1}, 'avgpipe.advance: unknown key; it belongs to "avgpipe.schedule.advance"'),
-        ({"advence": 1}, 'avgpipe.advence: unknown key; did you mean "avgpipe.schedule.advance"?'),
+        ({"advancee": 1}, 'avgpipe.advancee: unknown key; did you mean "avgpipe.schedule.advance"?'),
         (
             {"averaging": {"advance": 1}},
             'avgpipe.averaging.advance: unknown key; it belongs to "avgpipe.schedule.advance"',
@@ -130,7 +131,7 @@ def test_blocks_must_be_objects(value):
             {"averaging": {"num_pipelines": 1}},
             'avgpipe.averaging.num_pipelines: unknown key; it belongs to "avgpipe.num_pipelines"',
         ),
-        ({"averaging": {"mommentum": 0}}, 'avgpipe.averaging.mommentum: unknown key; did you mean "avgpipe.averaging.momentum"?'),
+        ({"averaging": {"momentun": 0}}, 'avgpipe.averaging.momentun: unknown key; did you mean "avgpipe.averaging.momentum"?'),
         ({"schedule": {"xyz": 0}}, "avgpipe.schedule.xyz: unknown key; known keys here: name, advance"),
         ({"zzz": 0}, "avgpipe.zzz: unknown key; known keys here: num_pipelines, averaging, schedule, memory_limit_gb"),
     ],
@@ -189,7 +190,7 @@ def test_all_problems_at_once():
     lines = problems(
         num_pipelines=True,
         averaging={"alpha": 2, "momentum": 0.5},
-        schedule={"advance": 3, "nmae": "1f1b"},
+        schedule={"advance": 3, "namee": "1f1b"},
         memory_limit=5,
     )
     assert sorted(line.split(":")[0] for line in lines) == [
@@ -198,7 +199,7 @@ def test_all_problems_at_once():
         "avgpipe.memory_limit",
         "avgpipe.num_pipelines",
         "avgpipe.schedule.advance",
-        "avgpipe.schedule.nmae",
+        "avgpipe.schedule.namee",
     ]
 
 

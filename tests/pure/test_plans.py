@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,3 +80,10 @@ def test_bad_arguments(changes, message):
     arguments = {"name": "1f1b", "num_stages": 4, "num_micro_batches": 8, "stage_id": 0, "advance": 0} | changes
     with pytest.raises(ValueError, match=message):
         plan(arguments.pop("name"), **arguments)
+
+
+def test_pure_parts_import_neither_deepspeed_nor_torch():
+    modules = ["errors", "config", *(f"schedules.{name}" for name in ("actions", "plans", "priority", "simulate", "timetable"))]
+    code = f"import {', '.join(f'avgpipe_ds.{name}' for name in modules)}, sys; print('deepspeed' in sys.modules, 'torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed.split() == ["False", "False"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -229,3 +230,16 @@ def test_command_line_reports_bad_arguments(capsys):
         main(["--stages", "0"])
     assert caught.value.code == 2
     assert "num_stages must be at least 1, got 0" in capsys.readouterr().err
+
+
+def documented_commands() -> list[tuple[str, list[str]]]:
+    """(arguments, expected output) of every command in docs/schedules.md."""
+    text = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    blocks = [[line[4:] for line in block.splitlines()] for block in text.split("\n\n") if block.startswith("    $ ")]
+    return [(command.removeprefix("$ python -m avgpipe_ds.schedules "), output) for command, *output in blocks]
+
+
+@pytest.mark.parametrize("arguments, output", documented_commands())
+def test_documentation_shows_what_is_printed(arguments, output, capsys):
+    main(arguments.split())
+    assert capsys.readouterr().out.splitlines() == output
