@@ -40,8 +40,12 @@ def validate(plans: Sequence[Plan], *, forward_only: bool = False) -> None:
 def _problem(action: Action | None, next_of: dict[Kind, int], num_micro_batches: int, forward_only: bool) -> str:
     """What is wrong with `action` (None: with ending) after `next_of` forwards and backwards; empty if nothing is."""
     if action is None:
-        expected: dict[Kind, int] = {"F": num_micro_batches, "B": 0 if forward_only else num_micro_batches}
-        return "" if next_of == expected else f"ends after {next_of} computations, expected {expected}"
+        num_backwards = 0 if forward_only else num_micro_batches
+        if (next_of["F"], next_of["B"]) == (num_micro_batches, num_backwards):
+            return ""
+        return (
+            f"ends after {next_of['F']} forwards and {next_of['B']} backwards, expected {num_micro_batches} and {num_backwards}"
+        )
     if action.kind == "B" and forward_only:
         return "a backward in a forward-only schedule"
     if action.micro_batch != next_of[action.kind]:

@@ -135,9 +135,7 @@ class GlooTransport(Transport):
                     self.inbox.put(LostPeer(peer, *payload))
                     return
                 tensors, works = self._receive_tensors(peer, specs)
-                arrival = dist.irecv(
-                    buffer, peer, group=self._group
-                )  # posted ahead: the next header need not wait for these tensors
+                arrival = self._receive(buffer, peer)  # posted ahead: the next header need not wait for these tensors
                 for work in works:
                     work.wait()
                 flags = tuple(spec.requires_grad for spec in specs)

@@ -84,6 +84,7 @@ def test_bad_arguments(changes, message):
 
 def test_pure_parts_import_neither_deepspeed_nor_torch():
     modules = ["errors", "config", *(f"schedules.{name}" for name in ("actions", "plans", "priority", "simulate", "timetable"))]
-    code = f"import {', '.join(f'avgpipe_ds.{name}' for name in modules)}, sys; print('deepspeed' in sys.modules, 'torch' in sys.modules)"
+    imports = ", ".join(f"avgpipe_ds.{name}" for name in modules)
+    code = f"import {imports}, sys; print('deepspeed' in sys.modules, 'torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.split() == ["False", "False"]
