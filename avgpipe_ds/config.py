@@ -64,7 +64,9 @@ class ScheduleConfig(_Section):
     name: Literal["1f1b", "gpipe", "advance_forward"] = Field(
         default="1f1b", description='one of "1f1b", "gpipe", "advance_forward"'
     )
-    advance: int = Field(default=0, ge=0, description="an integer >= 0: forwards that a stage runs ahead of 1F1B")
+    advance: int = Field(
+        default=0, ge=0, description="an integer >= 0: forwards that a stage runs further ahead of the next stage than in 1F1B"
+    )
 
 
 class AvgPipeConfig(_Section):

@@ -15,7 +15,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--schedule", choices=SCHEDULE_NAMES, default="1f1b")
     parser.add_argument("--stages", type=int, default=4, metavar="K")
     parser.add_argument("--micro-batches", type=int, default=8, metavar="M")
-    parser.add_argument("--advance", type=int, default=0, metavar="A", help="forwards ahead of 1F1B (advance_forward only)")
+    parser.add_argument(
+        "--advance", type=int, default=0, metavar="A", help="forwards further ahead of the next stage (advance_forward only)"
+    )
     parser.add_argument("--pipelines", type=int, default=1, metavar="N")
     parser.add_argument("--iterations", type=int, default=1, help="iterations to draw")
     parser.add_argument("--forward", type=float, default=1.0, metavar="SECONDS")

@@ -73,7 +73,7 @@ class LoweredSchedule(PipeSchedule):  # type: ignore[misc]
         self._num_slots = peak_stored(self.plan)
 
     def num_pipe_buffers(self) -> int:
-        """Slots this stage needs: the most micro-batches that it stores at a time, min(M, K - k + a)."""
+        """Slots this stage needs: the most micro-batches that it stores at a time."""
         return self._num_slots
 
     def steps(self) -> Iterator[list[PipeInstruction]]:
@@ -115,7 +115,7 @@ class PlannedSchedule(LoweredSchedule):
         stages: K.
         stage_id: k, 0 .. K-1.
         name: "1f1b", "gpipe" or "advance_forward".
-        advance: a, forwards ahead of 1F1B; only with "advance_forward".
+        advance: a, forwards further ahead of the next stage than in 1F1B; only with "advance_forward".
 
     Raises:
         ValueError: an argument is out of range.
@@ -147,7 +147,7 @@ class GPipeSchedule(PlannedSchedule):
 
 
 class AdvanceForwardSchedule(PlannedSchedule):
-    """1F1B with `advance` more warm-up forwards, each stored until its backward (paper, section 4)."""
+    """1F1B in which every stage runs `advance` forwards further ahead of the next stage (paper, section 4)."""
 
     def __init__(self, micro_batches: int, stages: int, stage_id: int, *, advance: int) -> None:
         super().__init__(micro_batches, stages, stage_id, name="advance_forward", advance=advance)

@@ -3,18 +3,21 @@
 All three schedules are one rule with one number, the length of the warm-up (paper, section 4). A stage first runs `warm`
 forwards, then one forward and one backward in turn for as long as there are forwards, then the remaining backwards:
 
-    warm = min(M, K - 1 - k + a)
+    1f1b              warm = min(M, K - 1 - k)                1 longer than that of the next stage
+    advance_forward   warm = min(M, (K - 1 - k) * (1 + a))    1 + a longer: a forwards further ahead of the next stage
+    gpipe             warm = M                                all forwards, then all backwards
 
-With a = 0 that is 1F1B, with a >= M it is GPipe (all forwards, then all backwards), in between advance forward. K = 2, M = 4:
+The last stage has no next one to run ahead of, so `advance_forward` leaves it at 1F1B. K = 2, M = 4 (A: a forward before the
+first backward that 1F1B would run after it):
 
     stage 0   1f1b       F0 F1 B0 F2 B1 F3 B2 B3
               advance 1  F0 F1 A2 B0 F3 B1 B2 B3
               gpipe      F0 F1 A2 A3 B0 B1 B2 B3
     stage 1   1f1b       F0 B0 F1 B1 F2 B2 F3 B3
-              advance 1  F0 A1 B0 F2 B1 F3 B2 B3
+              advance 1  F0 B0 F1 B1 F2 B2 F3 B3
               gpipe      F0 A1 A2 A3 B0 B1 B2 B3
 
-Stage k keeps the activations of min(M, K - k + a) micro-batches. The `a` extra ones are those of the advanced forwards (A).
+Stage k keeps the activations of min(M, warm + 1) micro-batches.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def plan(name: str, *, num_stages: int, num_micro_batches: int, stage_id: int, a
         num_stages: K, at least 1.
         num_micro_batches: M, at least 1; may be smaller than K.
         stage_id: k, 0 .. K-1.
-        advance: a, extra warm-up forwards; only with "advance_forward", and more than M is the same as M.
+        advance: a, forwards further ahead of the next stage than in 1F1B; only with "advance_forward", 0 is 1F1B.
 
     Raises:
         ValueError: an argument is out of range, or `name` does not go with `advance`.
@@ -53,13 +56,12 @@ def plan(name: str, *, num_stages: int, num_micro_batches: int, stage_id: int, a
     if advance > 0 and name != "advance_forward":
         raise ValueError(f'advance must be 0 with schedule "{name}", got {advance}; use "advance_forward"')
 
-    ahead = num_micro_batches if name == "gpipe" else advance
     warm_1f1b = num_stages - 1 - stage_id
-    warm = min(num_micro_batches, warm_1f1b + ahead)
+    warm = num_micro_batches if name == "gpipe" else min(num_micro_batches, warm_1f1b * (1 + advance))
 
     def forward(micro_batch: int) -> Action:
         # Forward `warm` still precedes the first backward: 1F1B starts its alternation with a forward, too.
-        return Action(kind="F", micro_batch=micro_batch, advanced=warm_1f1b < micro_batch <= warm_1f1b + ahead)
+        return Action(kind="F", micro_batch=micro_batch, advanced=warm_1f1b < micro_batch <= warm)
 
     actions = [forward(micro_batch) for micro_batch in range(warm)]
     for micro_batch in range(num_micro_batches):
@@ -95,7 +97,7 @@ def forward_only_plan(*, num_micro_batches: int) -> Plan:
 
 
 def peak_stored(actions: Sequence[Action]) -> int:
-    """The most micro-batches that were forwarded and not yet backwarded at one time; min(M, K - k + a) for `plan`."""
+    """The most micro-batches that were forwarded and not yet backwarded at one time."""
     stored = peak = 0
     for action in actions:
         stored += 1 if action.kind == "F" else -1

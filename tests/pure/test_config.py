@@ -156,7 +156,7 @@ def test_auto_is_for_a_later_version():
     assert [line.split("; got")[0] for line in lines] == [
         "avgpipe.num_pipelines: automatic tuning is not in this version; expected an integer >= 1: N, the parallel pipelines",
         "avgpipe.schedule.advance: automatic tuning is not in this version; "
-        "expected an integer >= 0: forwards that a stage runs ahead of 1F1B",
+        "expected an integer >= 0: forwards that a stage runs further ahead of the next stage than in 1F1B",
     ]
 
 

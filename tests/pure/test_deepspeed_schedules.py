@@ -110,7 +110,7 @@ def test_same_order_as_deepspeed(K, M):
 def test_a_buffer_holds_one_micro_batch(K, M, a):
     for k in range(K):
         schedule = AdvanceForwardSchedule(M, K, k, advance=a)
-        assert schedule.num_pipe_buffers() == min(M, K - k + a)
+        assert schedule.num_pipe_buffers() == min(M, (K - 1 - k) * (1 + a) + 1)
         held: dict[int, int] = {}
         for instruction in (instruction for step in schedule.steps() for instruction in step):
             if isinstance(instruction, ForwardPass):

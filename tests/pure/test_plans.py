@@ -13,8 +13,14 @@ from avgpipe_ds.schedules.plans import forward_only_plan, peak_stored, plan, pla
 
 GOLDEN = {
     ("1f1b", 2, 4, 0): ["F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"],
-    ("advance_forward", 2, 4, 1): ["F0 F1 A2 B0 F3 B1 B2 B3", "F0 A1 B0 F2 B1 F3 B2 B3"],
-    ("advance_forward", 2, 4, 2): ["F0 F1 A2 A3 B0 B1 B2 B3", "F0 A1 A2 B0 F3 B1 B2 B3"],
+    ("advance_forward", 2, 4, 1): ["F0 F1 A2 B0 F3 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"],
+    ("advance_forward", 2, 4, 2): ["F0 F1 A2 A3 B0 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"],
+    # each stage stores two more than the next one
+    ("advance_forward", 3, 6, 1): [
+        "F0 F1 F2 A3 A4 B0 F5 B1 B2 B3 B4 B5",
+        "F0 F1 A2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5",
+    ],
     ("gpipe", 2, 4, 0): ["F0 F1 A2 A3 B0 B1 B2 B3", "F0 A1 A2 A3 B0 B1 B2 B3"],
     ("1f1b", 4, 4, 0): [
         "F0 F1 F2 F3 B0 B1 B2 B3",
@@ -25,7 +31,8 @@ GOLDEN = {
     # fewer micro-batches than stages: the first stages never reach the alternation
     ("1f1b", 4, 2, 0): ["F0 F1 B0 B1", "F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"],
     ("1f1b", 1, 3, 0): ["F0 B0 F1 B1 F2 B2"],
-    ("advance_forward", 1, 3, 1): ["F0 A1 B0 F2 B1 B2"],
+    ("advance_forward", 1, 3, 1): ["F0 B0 F1 B1 F2 B2"],
+    ("gpipe", 1, 3, 0): ["F0 A1 A2 B0 B1 B2"],
     ("gpipe", 3, 1, 0): ["F0 B0", "F0 B0", "F0 B0"],
 }
 
@@ -44,8 +51,8 @@ def test_golden_plans(key):
 def test_peak_stored_and_advanced_forwards(K, M, a):
     plans = plan_all_stages("advance_forward", num_stages=K, num_micro_batches=M, advance=a)
     for k, actions in enumerate(plans):
-        assert peak_stored(actions) == min(M, K - k + a)
-        assert sum(action.advanced for action in actions) == min(M, K - k + a) - min(M, K - k), "one per extra micro-batch"
+        assert peak_stored(actions) == min(M, (K - 1 - k) * (1 + a) + 1)
+        assert sum(action.advanced for action in actions) == peak_stored(actions) - min(M, K - k), "one per extra micro-batch"
 
 
 @given(num_stages, num_micro_batches, st.integers(0, 4))
@@ -54,7 +61,9 @@ def test_both_ends_of_advance(K, M, more):
         return plan_all_stages(name, num_stages=K, num_micro_batches=M, advance=advance)
 
     assert plans("advance_forward", 0) == plans("1f1b")
-    assert plans("advance_forward", M + more) == plans("gpipe")
+    *before, last = plans("advance_forward", max(0, M - 2) + more)
+    assert (*before,) == plans("gpipe")[:-1]
+    assert last == plans("1f1b")[-1], "it has no next stage to run ahead of"
     for actions in plans("gpipe"):
         assert [action.kind for action in actions] == ["F"] * M + ["B"] * M
 
