@@ -15,6 +15,7 @@ def replicate(module: compat.PipelineModule, *belongings: Any) -> tuple[Any, ...
     consistent with each other.
 
     Frozen parameters and what stands for the cluster (process groups, topology) are shared with the original, not copied.
+    Attributes of parameters are taken over, which torch does not: DeepSpeed marks there which copy of a tied weight counts.
 
     Raises:
         TypeError: something can't be copied.
@@ -23,9 +24,12 @@ def replicate(module: compat.PipelineModule, *belongings: Any) -> tuple[Any, ...
     shared = [p for p in module.parameters() if not p.requires_grad] + compat.communicators_of(module)
     memo = {id(thing): thing for thing in shared}
     try:
-        return copy.deepcopy((module, *belongings), memo)
+        copies = copy.deepcopy((module, *belongings), memo)
     except Exception as error:
         raise TypeError(
             f"can't copy the model for another pipeline: {error}. Layers, loss_fn, optimizer and scheduler must survive "
             "copy.deepcopy; pass the optimizer and the scheduler as callables, or in the configuration, if it is one of these"
         ) from error
+    for original, copied in zip(module.parameters(), copies[0].parameters(), strict=True):
+        vars(copied).update(vars(original))
+    return copies
