@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ VOCABULARY = 11
 class Layer(nn.Module):
     """Linear, tanh, and dropout if asked for."""
 
-    def __init__(self, seed: int, dropout: float = 0.0) -> None:
+    def __init__(self, seed: int, dropout: float = 0.0, trains: bool = True) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.linear = nn.Linear(WIDTH, WIDTH)
@@ -28,6 +29,7 @@ class Layer(nn.Module):
             self.linear.weight.copy_(torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH**0.5)
             self.linear.bias.copy_(torch.randn(WIDTH, generator=generator) * 0.1)
         self.dropout = nn.Dropout(dropout)
+        self.requires_grad_(trains)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.dropout(torch.tanh(self.linear(x)))
@@ -56,10 +58,11 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """What to train.
+    """What to train; subclasses bring other layers and data.
 
     Attributes:
         tied: embedding tied to the head across first and last stage; else plain regression.
+        frozen: the layers, counted without embedding and head, that do not train.
     """
 
     num_layers: int = 4
@@ -67,30 +70,26 @@ class Task:
     dropout: float = 0.0
     micro_batch_size: int = 3
     length: int = 4
+    frozen: tuple[int, ...] = ()
 
-    def plain(self) -> nn.Module:
-        """The model on one process."""
-        return Plain(self)
+    def layers(self) -> list[Any]:
+        """What a `PipelineModule` is made of."""
+        from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
-    def pipeline(self, num_stages: int, **options: Any) -> Any:
-        """The model as a `PipelineModule` of `num_stages`; needs an initialised world."""
-        from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-
-        layers: list[Any] = [LayerSpec(Layer, seed, self.dropout) for seed in range(self.num_layers)]
+        layers: list[Any] = [LayerSpec(Layer, seed, self.dropout, seed not in self.frozen) for seed in range(self.num_layers)]
         if self.tied:
             layers = [
                 TiedLayerSpec("embedding", Embedding),
                 *layers,
                 TiedLayerSpec("embedding", Embedding, forward_fn=head),
             ]
-        options.setdefault("partition_method", "uniform")
-        return PipelineModule(layers, num_stages=num_stages, loss_fn=self.loss, **options)
+        return layers
 
     @property
     def loss(self) -> Any:
         return token_loss if self.tied else nn.functional.mse_loss
 
-    def data(self, seed: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    def data(self, seed: int = 1) -> Iterator[tuple[Any, Any]]:
         """Endless micro-batches."""
         generator = torch.Generator().manual_seed(seed)
         while True:
@@ -101,33 +100,48 @@ class Task:
                 shape = (self.micro_batch_size, WIDTH)
                 yield torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
+    def plain(self) -> Plain:
+        """The model on one process."""
+        return Plain(self.layers(), self.loss)
+
+    def pipeline(self, num_stages: int, **options: Any) -> Any:
+        """The model as a `PipelineModule` of `num_stages`; needs an initialised world."""
+        from deepspeed.pipe import PipelineModule
+
+        options.setdefault("partition_method", "uniform")
+        return PipelineModule(self.layers(), num_stages=num_stages, loss_fn=self.loss, **options)
+
 
 class Plain(nn.Module):
-    """The task's model as one module; parameter names differ from the pipeline's, see `pipeline_names`."""
+    """The layers of a pipeline as one module, called one after the other; names are those in a `PipelineModule`.
 
-    def __init__(self, task: Task) -> None:
+    Args:
+        layers: specs, modules or functions.
+        loss_fn: of (outputs, labels); None if the last layer returns the loss.
+    """
+
+    def __init__(self, layers: list[Any], loss_fn: Any) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Layer(seed, task.dropout) for seed in range(task.num_layers)])
-        self.embedding = Embedding() if task.tied else None
+        self.tied_modules = nn.ModuleDict()
+        self.loss_fn = loss_fn
+        self.functions: list[Any] = []
+        for index, layer in enumerate(layers):
+            key, module = getattr(layer, "key", None), layer.build() if hasattr(layer, "build") else layer
+            if key is not None:
+                if key not in self.tied_modules:
+                    self.tied_modules[key] = module
+                module = self.tied_modules[key]
+                self.functions.append(module if layer.forward_fn is None else partial(layer.forward_fn, module))
+                continue
+            if isinstance(module, nn.Module):
+                self.add_module(str(index), module)
+            self.functions.append(module)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.embedding is not None:
-            x = self.embedding(x)
-        for layer in self.layers:
-            x = layer(x)
-        return x if self.embedding is None else head(self.embedding, x)
-
-    def pipeline_names(self) -> dict[str, str]:
-        """Names in the pipeline's state dict by names here."""
-        shift = 0 if self.embedding is None else 1
-        names = {}
-        for name, _ in self.named_parameters():
-            if name.startswith("layers."):
-                _, index, rest = name.split(".", 2)
-                names[name] = f"{int(index) + shift}.{rest}"
-            else:
-                names[name] = "tied_modules.embedding.weight"
-        return names
+    def forward(self, inputs: Any, labels: Any) -> Tensor:
+        """The loss of a micro-batch."""
+        for function in self.functions:
+            inputs = function(inputs)
+        return inputs if self.loss_fn is None else self.loss_fn(inputs, labels)
 
 
 OPTIMIZERS: dict[str, Any] = {
