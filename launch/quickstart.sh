@@ -16,5 +16,5 @@ port="$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0));
 echo "starting DeepSpeed's launcher ..."
 exec deepspeed --num_accelerators 2 --master_port "$port" recipes/bert_classify.py \
     --deepspeed_config ds_configs/bert_classify.json \
-    --model minilm --dataset bbc-news --stages 2 --steps 40 --max-length 96 \
+    --model minilm --dataset bbc-news --stages 2 --steps 32 --max-length 96 \
     --output-dir runs/quickstart "$@"
