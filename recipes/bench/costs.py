@@ -1,0 +1,118 @@
+"""What the parts of the engine cost: time around the computation, and memory by kind."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.averaging.rules import AveragingRule
+from avgpipe_ds.execution.executor import Executor
+from avgpipe_ds.execution.mailbox import Mailbox
+from avgpipe_ds.execution.pipeline import Pipeline
+
+__all__ = ["Stopwatch", "memory_of", "saved_bytes"]
+
+_COMPUTATION = ("forward", "backward_from_loss", "backward_from_gradients", "optimizer_step")
+_AVERAGING = {"before_step": "pull", "after_step": "pull", "finish_iteration": "reference"}
+
+
+@dataclass
+class Stopwatch:
+    """Seconds and calls by part, while `running`.
+
+    The executor's own time is what is left of `run` after computation, optimizer and waiting: choosing, messages, data, random
+    states, hooks.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time everything inside the block."""
+        targets: list[tuple[Any, str, str]] = [(compat, name, "computation") for name in _COMPUTATION]
+        targets += [(AveragingRule, name, part) for name, part in _AVERAGING.items()]
+        targets += [(Executor, "run", "run"), (Mailbox, "wait", "waiting")]
+        patches = [mock.patch.object(owner, name, self._timed(getattr(owner, name), part)) for owner, name, part in targets]
+        counted = {kind: self._counted(handler) for kind, handler in Pipeline._INSTRUCTION_MAP.items()}
+        patches.append(mock.patch.object(Pipeline, "_INSTRUCTION_MAP", counted))
+        for patch in patches:
+            patch.start()
+        try:
+            yield
+        finally:
+            for patch in patches:
+                patch.stop()
+
+    @property
+    def executor_ms_per_instruction(self) -> float:
+        """Milliseconds of the executor's own time for each instruction."""
+        own = self.seconds["run"] - sum(self.seconds[part] for part in ("computation", "reference", "waiting"))
+        return 1e3 * own / max(1, self.calls["instruction"])
+
+    @property
+    def averaging_share(self) -> float:
+        """Part of the running time that pulls the parallel models, inside the optimizer steps, and updates the reference."""
+        return (self.seconds["pull"] + self.seconds["reference"]) / max(1e-9, self.seconds["run"])
+
+    def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[part] += time.perf_counter() - start
+                self.calls[part] += 1
+
+        return timed
+
+    def _counted(self, handler: Callable[..., None]) -> Callable[..., None]:
+        def counted(*args: Any, **kwargs: Any) -> None:
+            self.calls["instruction"] += 1
+            handler(*args, **kwargs)
+
+        return counted
+
+
+def memory_of(engine: Any) -> dict[str, int]:
+    """Bytes on this stage by kind, all pipelines together; gradients as they are at an optimizer step."""
+    engines = [pipeline.engine for pipeline in engine.pipelines]
+    params = [p for one in engines for p in one.module.parameters()]
+    masters = [w for one in engines for group in one.basic_optimizer.param_groups for w in group["params"]]
+    states = [v for one in engines for state in one.basic_optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
+    rule = None if engine.reference is None else engine.reference.rule
+    reference = [] if rule is None else [*rule.reference, *rule._sum, *rule._velocity]
+    return {
+        "weights": _bytes(params + masters),
+        "gradients": sum(p.numel() * p.element_size() for p in params if p.requires_grad),
+        "optimizer": _bytes(states),
+        "reference": _bytes(reference),
+    }
+
+
+def saved_bytes(engine: Any, inputs: Any) -> int:
+    """Bytes that autograd keeps of one micro-batch on this stage, beside the weights."""
+    owned = {p.untyped_storage().data_ptr() for p in engine.module.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = compat.forward(engine, inputs)
+    del outputs
+    return sum(kept.values())
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())

@@ -1,0 +1,135 @@
+"""What N pipelines cost beside their computation: the executor's time, the averaging's share, memory by kind.
+
+    deepspeed --num_accelerators 2 recipes/costs.py                      # MiniLM
+    deepspeed --num_accelerators 2 recipes/costs.py --model ./my_bert
+
+The model is trained on random tokens of the size given; its weights do not matter here.
+"""
+
+import json
+import logging
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from bench.costs import Stopwatch, memory_of, saved_bytes
+from common.models import model_location
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import avgpipe_ds
+from avgpipe_ds import hf
+
+MIB = 1024**2
+KINDS = ("weights", "gradients", "optimizer", "reference", "activations")
+
+
+def main(
+    model: Annotated[str, typer.Option(help="a BERT: hub name, folder, or packaged model")] = "minilm",
+    pipelines: Annotated[str, typer.Option(help="comma-separated N")] = "1,2,3",
+    micro_batches: Annotated[int, typer.Option(help="M")] = 4,
+    batch: Annotated[int, typer.Option(help="samples in a micro-batch")] = 4,
+    length: Annotated[int, typer.Option(help="tokens of a sample")] = 128,
+    iterations: Annotated[int, typer.Option(help="timed iterations, three times over")] = 4,
+    output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
+    local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
+) -> None:
+    """Print one table of times and one of memory per stage, measured beside predicted."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    torch.set_num_threads(1)
+    avgpipe_ds.init_distributed()
+    found = [_measure(model, int(n), micro_batches, (batch, length), iterations) for n in pipelines.split(",")]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, found)
+    if dist.get_rank() == 0:
+        _print_times(every)
+        _print_memory(every)
+        if output is not None:
+            output.write_text(json.dumps(every, indent=2))
+
+
+def _measure(model: str, num_pipelines: int, micro_batches: int, size: tuple[int, int], iterations: int) -> dict[str, Any]:
+    if dist.get_rank() == 0:
+        print(f"measuring N = {num_pipelines}", file=sys.stderr, flush=True)
+    stages = dist.get_world_size()
+    module = hf.to_pipeline(model_location(model), num_stages=stages, task="sequence-classification", num_labels=5)
+    config = {
+        "train_micro_batch_size_per_gpu": size[0],
+        "gradient_accumulation_steps": micro_batches,
+        "steps_per_print": 10**9,
+        "avgpipe": {"num_pipelines": num_pipelines},
+    }
+    engine = avgpipe_ds.initialize(model=module, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-5), config=config)[0]
+    data = _tokens(size, module.hf_config.vocab_size)
+    engine.train_batch(data)
+    watches = []
+    for _ in range(3):
+        watch = Stopwatch()
+        with watch.running():
+            for _ in range(iterations):
+                engine.train_batch(data)
+        watches.append(watch)
+    per_micro_batch = saved_bytes(engine, _stage_inputs(engine, size, module.hf_config.hidden_size))
+    stored = min(micro_batches, stages - engine.stage_id)
+    result = {
+        "num_pipelines": num_pipelines,
+        "stage": engine.stage_id,
+        "iteration_s": statistics.median(w.seconds["run"] / iterations for w in watches),
+        "executor_ms": [w.executor_ms_per_instruction for w in watches],
+        "averaging_share": [w.averaging_share for w in watches],
+        "memory": memory_of(engine) | {"activations": num_pipelines * stored * per_micro_batch},
+    }
+    engine.close()
+    return result
+
+
+def _tokens(size: tuple[int, int], vocabulary: int) -> Iterator[Any]:
+    inputs = (torch.randint(vocabulary, size), torch.ones(size, dtype=torch.int64))
+    labels = (torch.randint(5, size[:1]), torch.full(size[:1], 1.0 / size[0]))
+    while True:
+        yield inputs, labels
+
+
+def _stage_inputs(engine: Any, size: tuple[int, int], width: int) -> tuple[Tensor, Tensor]:
+    mask = torch.ones(size, dtype=torch.int64)
+    if engine.is_first_stage():
+        return torch.ones(size, dtype=torch.int64), mask
+    return torch.randn(*size, width, requires_grad=True), mask
+
+
+def _print_times(every: list[list[dict[str, Any]]]) -> None:
+    table = Table(title="time: medians (min .. max) of three measurements")
+    for column in ("N", "stage", "s per iteration", "executor, ms per instruction", "averaging, share of the time"):
+        table.add_column(column, justify="right")
+    for found in zip(*every, strict=True):
+        for one in found:
+            low, middle, high = sorted(one["executor_ms"])
+            share = sorted(one["averaging_share"])
+            cells = [str(one["num_pipelines"]), str(one["stage"]), f"{one['iteration_s']:.3f}"]
+            cells += [f"{middle:.3f} ({low:.3f} .. {high:.3f})", f"{share[1]:.2%} ({share[0]:.2%} .. {share[2]:.2%})"]
+            table.add_row(*cells)
+    Console(width=110).print(table)
+
+
+def _print_memory(every: list[list[dict[str, Any]]]) -> None:
+    """Predicted from N = 1: N times weights, gradients, optimizer states and activations; from N = 2 on the reference and its sum."""
+    table = Table(title="memory in MiB: measured, and predicted from N = 1")
+    for column in ("N", "stage", *KINDS, "all", "predicted"):
+        table.add_column(column, justify="right")
+    for found in zip(*every, strict=True):
+        for one, alone in zip(found, (stage[0] for stage in every), strict=True):
+            number, memory, base = one["num_pipelines"], one["memory"], alone["memory"]
+            predicted = number * sum(base.values()) + (2 * base["weights"] if number > 1 else 0)
+            cells = [str(number), str(one["stage"]), *(f"{memory[kind] / MIB:.1f}" for kind in KINDS)]
+            table.add_row(*cells, f"{sum(memory.values()) / MIB:.1f}", f"{predicted / MIB:.1f}")
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
