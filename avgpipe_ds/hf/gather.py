@@ -24,7 +24,9 @@ def gather_on_rank_zero(tensors: Mapping[str, Tensor], *, senders: Sequence[int]
     gathered = {name: tensor.detach().cpu() for name, tensor in tensors.items()} if 0 in senders else {}
     for sender in senders:
         if sender != 0:
-            gathered |= _receive(sender, group)
+            received = _receive(sender, group)
+            assert received.keys().isdisjoint(gathered), "two stages speak for one tensor"
+            gathered |= received
     return gathered
 
 

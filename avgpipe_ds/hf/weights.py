@@ -138,4 +138,5 @@ def _locate(shell: Any, source: WeightSource) -> dict[str, str]:
         # Of two tied tensors some writers keep the head's.
         if name not in found and alias in found:
             found[name] = found[alias]
-    return {name: located for name, located in found.items() if name in own_shapes(shell)}
+    own = own_shapes(shell)
+    return {name: located for name, located in found.items() if name in own}

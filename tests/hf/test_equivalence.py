@@ -9,6 +9,7 @@ from deepspeed.runtime.activation_checkpointing import checkpointing
 from torch.testing import assert_close
 
 from avgpipe_ds.hf import to_pipeline
+from avgpipe_ds.hf.families import family_of
 from avgpipe_ds.hf.layers import NUM_TRAVELLING
 from avgpipe_ds.hf.partition import balanced_parts
 
@@ -94,6 +95,20 @@ def test_a_stage_hands_on_two_tensors(name):
     hidden, travelled = module((ids, mask))
     assert hidden.shape == (*ids.shape, 32) and hidden.requires_grad
     assert torch.equal(travelled, mask) and travelled.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_context_is_derived_once_per_stage(name, monkeypatch):
+    """On a GPU it costs a synchronisation."""
+    model = unsplit(name)
+    family = type(family_of(model.config.model_type))
+    derive, derived = family.context, []
+    monkeypatch.setattr(family, "context", lambda *args: derived.append(args) or derive(*args))
+    ids, mask, labels = make_batch(name)
+    for num_stages in (1, 2):
+        derived.clear()
+        run_stages(pipeline_of(model, name), num_stages, (ids, mask), labels)
+        assert len(derived) == num_stages
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -79,6 +79,13 @@ def test_weights_of_another_shape(saved):
     refused(r"bert.embeddings.word_embeddings.weight: \[61, 32\] instead of \[99, 32\]", folder)
 
 
+def test_a_head_of_another_shape_is_not_replaced_unasked(saved):
+    model, folder = saved("bert")
+    model.config.num_labels = 7
+    model.config.save_pretrained(folder)
+    refused(r"classifier.weight: \[5, 32\] instead of \[7, 32\].*pass num_labels", folder)
+
+
 def test_labels():
     refused(r"name the classes 0 to 1, got \{1: 'a', 2: 'b'\}", tiny_config("bert"), id2label={1: "a", 2: "b"})
     refused(r"name the classes 0 to 2, got", tiny_config("bert"), num_labels=3, id2label={0: "a", 1: "b"})

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+from itertools import combinations
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from avgpipe_ds.hf import to_pipeline
 from avgpipe_ds.hf.families import family_of
 from avgpipe_ds.hf.partition import balanced_parts
 from avgpipe_ds.hf.shell import build_shell, own_shapes
-from avgpipe_ds.hf.sources import open_pretrained
+from avgpipe_ds.hf.sources import SafetensorsSource, open_pretrained
 from avgpipe_ds.hf.weights import WeightLoader, cheap_build
 
 
@@ -68,6 +69,13 @@ def test_a_model_in_memory_is_copied(name):
     theirs = {tensor.data_ptr() for tensor in model.state_dict().values()}
     assert not theirs & {tensor.data_ptr() for tensor in module.state_dict().values()}
     assert module.hf_config is not model.config
+
+
+def test_the_config_of_the_caller_stays_as_it_is():
+    config = tiny_config("bert")
+    module = convert(config, "bert", num_labels=9, attn_implementation="eager", dtype=torch.bfloat16)
+    assert config.to_dict() == tiny_config("bert").to_dict()
+    assert module.hf_config.num_labels == 9
 
 
 def test_the_requested_dtype():
@@ -171,6 +179,9 @@ def test_random_weights_do_not_depend_on_the_number_of_stages(name):
         for tensors, _ in stage_loads(name, num_stages, None):
             for key, tensor in tensors.items():
                 assert torch.equal(tensor, whole[key]), key
+    drawn = [tensor for tensor in whole.values() if tensor.std() > 0]
+    alike = (torch.equal(first, second) for first, second in combinations(drawn, 2) if first.shape == second.shape)
+    assert not any(alike), "two layers drew the same numbers"
     other = named_weights(convert(tiny_config(name), name, seed=1))
     assert any(not torch.equal(other[key], whole[key]) for key in whole)
 
@@ -186,6 +197,16 @@ def test_a_stage_reads_its_own_tensors_only(name, saved):
         num_tensors += len(tensors)
     # a tied embedding is read by its first and its last stage
     assert num_tensors == len(shapes) + bool(model.all_tied_weights_keys)
+
+
+def test_nothing_is_read_twice(saved, monkeypatch):
+    """Not even a tied tensor, when one stage holds both of its ends."""
+    model, folder = saved("gpt2")
+    read = []
+    read_one = SafetensorsSource.read
+    monkeypatch.setattr(SafetensorsSource, "read", lambda self, name: (read.append(name), read_one(self, name))[1])
+    convert(folder, "gpt2")
+    assert sorted(read) == sorted(own_shapes(model))
 
 
 def test_layers_are_built_without_initialising(monkeypatch):

@@ -77,7 +77,7 @@ class Bert(Family):
 
     def context(self, config: Any, hidden_states: Tensor, attention_mask: Tensor) -> Context:
         """The mask in the form that the configured attention wants."""
-        return (create_bidirectional_mask(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask),)
+        return (create_bidirectional_mask(config, hidden_states, attention_mask),)
 
     def block_arguments(self, context: Context, index: int) -> dict[str, Any]:
         """The mask."""

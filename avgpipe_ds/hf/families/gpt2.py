@@ -61,7 +61,7 @@ class GPT2(DecoderFamily):
 
     def context(self, config: Any, hidden_states: Tensor, attention_mask: Tensor) -> Context:
         """The causal mask in the form that the configured attention wants."""
-        return (create_causal_mask(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, cache=None),)
+        return (create_causal_mask(config, hidden_states, attention_mask, None),)
 
     def block_arguments(self, context: Context, index: int) -> dict[str, Any]:
         """The mask."""

@@ -30,7 +30,7 @@ class Llama(DecoderFamily):
 
     def context(self, config: Any, hidden_states: Tensor, attention_mask: Tensor) -> Context:
         """The causal mask, and the cosines and sines of the positions."""
-        mask = create_causal_mask(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, cache=None)
+        mask = create_causal_mask(config, hidden_states, attention_mask, None)
         positions = torch.arange(hidden_states.shape[1], device=hidden_states.device).unsqueeze(0)
         # Built here and not kept as a module: DeepSpeed casts a module's buffers to bf16 or fp16 with its weights, and
         # frequencies of that precision put long sequences out of step. Building takes a few small operations.
