@@ -118,7 +118,7 @@ def _print_times(every: list[list[dict[str, Any]]]) -> None:
 
 
 def _print_memory(every: list[list[dict[str, Any]]]) -> None:
-    """Predicted from N = 1: N times weights, gradients, optimizer states and activations; from N = 2 on the reference and its sum."""
+    """Predicted from N = 1: N times what one pipeline has; from N = 2 on the reference and its sum, too."""
     table = Table(title="memory in MiB: measured, and predicted from N = 1")
     for column in ("N", "stage", *KINDS, "all", "predicted"):
         table.add_column(column, justify="right")
