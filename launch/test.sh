@@ -20,6 +20,7 @@ step() {
 step ruff check .
 step ruff format --check .
 step mypy
-(cd recipes && step mypy --config-file ../pyproject.toml bert_classify.py gpt_lm.py common)
+# The recipes are scripts beside the package, not part of it: MYPYPATH shows them where it is.
+(cd recipes && export MYPYPATH=.. && step mypy --config-file ../pyproject.toml bert_classify.py gpt_lm.py common)
 step codespell avgpipe_ds recipes launch ds_configs tests docs README.md CHANGELOG.md CONTRIBUTING.md
 step python -m pytest "$@"

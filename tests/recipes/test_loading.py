@@ -76,7 +76,7 @@ def test_text_files_are_documents(tmp_path):
     ("content", "more", "message"),
     [
         (CSV, {"text_column": "txt"}, r"Unknown column \(--text-column\) 'txt'. Did you mean 'text'\?"),
-        (CSV, {"label_column": "lable"}, "Did you mean 'label'"),
+        (CSV, {"label_column": "labell"}, "Did you mean 'label'"),
         ("a,b\n1,2\n3,4\n", {}, r"--label-column is needed: none of the columns \['a', 'b'\]"),
         ("text,label\nx,1\n,0\n", {}, "'text' must hold text in every row, but row 1 holds None"),
         ("text,label\nx,1\ny,\n", {}, "'label' must hold a class in every row"),
