@@ -286,9 +286,11 @@ class AvgPipeEngine(compat.StageEngine):
         except AgreedError as agreed:
             raise agreed.error from agreed.error.__cause__
         except BaseException as error:
-            self._failure = error
-            self._stage.mailbox.abort(error)
-            raise
+            self._failure = cause = self._stage.mailbox.cause_of(error)
+            self._stage.mailbox.abort(cause)
+            if cause is error:
+                raise
+            raise cause from error
 
     def _take_data(self, iteration: int, data_iter: Iterator[Any] | None) -> int:
         """Take this iteration's data; returns how many micro-batches there are. Tells the others if they are too few."""

@@ -7,6 +7,7 @@ wait.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from typing import Any, cast
@@ -18,6 +19,9 @@ from avgpipe_ds.transport.base import LostPeer, Transport
 from avgpipe_ds.transport.message import Message
 
 __all__ = ["Mailbox"]
+
+PATIENCE_S = 10.0
+"""How long a rank that failed waits until the others know; those in user code do not look."""
 
 _ABORT = "abort"
 _ABORT_SEEN = "abort-seen"
@@ -100,7 +104,22 @@ class Mailbox:
         for key in [key for key in self._channels if key[0] < self.generation]:
             del self._channels[key]
 
-    def abort(self, error: BaseException, patience_s: float = 10.0) -> None:
+    def cause_of(self, error: BaseException) -> BaseException:
+        """What is behind an error: inside a collective, the failure of another rank is seen as a broken connection only."""
+        if not self.transport.broke(error):
+            return error
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            while True:
+                self.drain()
+                event = self.transport.inbox.wait(max(0.0, deadline - time.monotonic()))
+                if event is None:
+                    return error
+                self._sort(event)
+        except (PeerLost, RemoteError) as cause:
+            return cause
+
+    def abort(self, error: BaseException) -> None:
         """Tell all ranks that this one failed and wait, briefly, until they know.
 
         A launcher ends the whole job as soon as one process exits, so the others need a moment to say what happened.
@@ -112,12 +131,10 @@ class Mailbox:
             self.transport.send(rank, Message(_ABORT_SEEN if already_told else _ABORT, None if already_told else text))
         if already_told:
             return
-        deadline_polls = int(patience_s / 0.1)
-        while others - self._abort_seen - set(self._gone) and deadline_polls:
-            event = self.transport.inbox.wait(timeout_s=0.1)
-            if event is None:
-                deadline_polls -= 1
-            else:
+        deadline = time.monotonic() + PATIENCE_S
+        while others - self._abort_seen - set(self._gone) and (left_s := deadline - time.monotonic()) > 0:
+            event = self.transport.inbox.wait(left_s)
+            if event is not None:
                 self._sort(event)
 
     def _sort(self, event: Message | LostPeer | Callable[[], None]) -> None:

@@ -89,6 +89,10 @@ class Transport(ABC):
     def prepare_groups(self, groups: list[tuple[int, ...]], num_lanes: int) -> None:
         """Set up `all_reduce` for these groups of ranks. Collective: every rank of the job passes the same list."""
 
+    def broke(self, error: BaseException) -> bool:
+        """Whether an error in a collective means that a connection broke: somebody else is its cause."""
+        return False
+
     @abstractmethod
     def close(self, calls: int = 0, reason: str = "it ended") -> None:
         """Say goodbye to the peers and release threads and connections; peers see a `LostPeer` with this reason and number of

@@ -5,8 +5,11 @@ one reaps finished sends, and every all-reduction has one for as long as it take
 interpreter lock. A receiver thread takes every message as soon as it comes; how much can pile up is bounded by the schedules,
 which never run ahead of the optimizer.
 
-A rank that leaves says goodbye to all, which ends the receiver threads of its peers; a connection that breaks without a goodbye
-is a lost peer. So nothing is left blocked inside gloo when the interpreter shuts down (such a thread would abort the process).
+A goodbye is the last message of a rank to a peer. A rank says it when it leaves, and its receiver threads say it in answer to
+the peer's, whatever the main thread is doing; each ends a receiver. So leaving takes a round trip: what was sent has arrived,
+nothing is left blocked inside gloo when the interpreter shuts down (such a thread would abort the process), and a peer that
+waits for this rank elsewhere, in a collective of its own, sees the connection close. One that breaks without a goodbye is a lost
+peer.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ class GlooTransport(Transport):
         self.device = device
         self.inbox = Inbox()
         self._closing = False
+        self._sending = threading.Lock()  # the parts of a message must follow each other
+        self._parted: set[int] = set()
         self._reduce_groups: dict[tuple[tuple[int, ...], int], Any] = {}
+        self._reducing: list[tuple[tuple[int, ...], threading.Thread]] = []
         self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
         self._sent: queue.SimpleQueue[tuple[list[Any], Any] | None] = queue.SimpleQueue()
         self._reaper = threading.Thread(target=self._reap, name="avgpipe-send", daemon=True)
@@ -63,7 +69,12 @@ class GlooTransport(Transport):
             thread.start()
 
     def send(self, to: int, message: Message) -> None:
-        """See `Transport.send`."""
+        """See `Transport.send`. Dropped when the goodbye has been said: that peer has left."""
+        with self._sending:
+            if to not in self._parted:
+                self._send(to, message)
+
+    def _send(self, to: int, message: Message) -> None:
         body = encode_header(message)
         first = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
         data = torch.frombuffer(bytearray(len(body).to_bytes(_LENGTH_BYTES, "little") + body), dtype=torch.uint8)
@@ -81,7 +92,9 @@ class GlooTransport(Transport):
         """See `Transport.all_reduce`. Launched here, in program order; only the waiting is left to a thread."""
         group = self._reduce_groups[ranks, lane]
         works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-        threading.Thread(target=self._finish_reduce, args=(works, ranks, done), name="avgpipe-reduce", daemon=True).start()
+        thread = threading.Thread(target=self._finish_reduce, args=(works, ranks, done), name="avgpipe-reduce", daemon=True)
+        thread.start()
+        self._reducing = [*((r, t) for r, t in self._reducing if t.is_alive()), (ranks, thread)]
 
     def prepare_groups(self, groups: list[tuple[int, ...]], num_lanes: int) -> None:
         """See `Transport.prepare_groups`."""
@@ -89,18 +102,32 @@ class GlooTransport(Transport):
             for lane in range(num_lanes):
                 self._reduce_groups[ranks, lane] = dist.new_group(list(ranks), backend=self._reduce_backend, timeout=_FOREVER)
 
-    def close(self, calls: int = 0, reason: str = "it ended", patience_s: float | None = None) -> None:
-        """See `Transport.close`. Waits until every peer has left too, for `patience_s` seconds at most if given."""
+    def broke(self, error: BaseException) -> bool:
+        """See `Transport.broke`."""
+        return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
+
+    def close(self, calls: int = 0, reason: str = "it ended", patience_s: float = 60.0) -> None:
+        """See `Transport.close`. Waits for the answers of the peers, `patience_s` seconds at most: one may be frozen."""
         if self._closing:
             return
         self._closing = True
         for peer in self._receivers:
-            self.send(peer, Message(_GOODBYE, (reason, calls)))
-        deadline = None if patience_s is None else time.monotonic() + patience_s
+            self._say_goodbye(peer, reason, calls)
+        deadline = time.monotonic() + patience_s
         for thread in self._receivers.values():
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
+        # After a failure an all-reduction may miss a rank for good; it ends when a process that takes part does. So everybody
+        # waits for that, and if each waits for another, the first in the group leaves first.
+        for ranks, thread in self._reducing:
+            thread.join(2.0 * (1 + ranks.index(self.rank)))
         self._sent.put(None)
-        self._reaper.join(patience_s)
+        self._reaper.join(max(0.0, deadline - time.monotonic()))
+
+    def _say_goodbye(self, peer: int, reason: str = "", calls: int = 0) -> None:
+        with self._sending:
+            if peer not in self._parted:
+                self._send(peer, Message(_GOODBYE, (reason, calls)))
+                self._parted.add(peer)
 
     def _send_tensors(self, to: int, tensors: tuple[Tensor, ...], works: list[Any]) -> Any:
         """Start to send the tensors, appending to `works`; returns what must stay alive until they are done."""
@@ -133,6 +160,7 @@ class GlooTransport(Transport):
                 channel, payload, specs = decode_header(body)
                 if channel == _GOODBYE:
                     self.inbox.put(LostPeer(peer, *payload))
+                    self._say_goodbye(peer)
                     return
                 tensors, works = self._receive_tensors(peer, specs)
                 arrival = self._receive(buffer, peer)  # posted ahead: the next header need not wait for these tensors
@@ -163,7 +191,8 @@ class GlooTransport(Transport):
 
     def _lost(self, peer: int, error: Exception) -> None:
         if not self._closing:
-            self.inbox.put(LostPeer(peer, str(error).splitlines()[0]))
+            text = str(error).splitlines()[0]
+            self.inbox.put(LostPeer(peer, text[text.find("] ") + 2 :] if text.startswith("[/") else text))  # no C++ file name
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
