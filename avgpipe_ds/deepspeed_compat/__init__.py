@@ -1,0 +1,75 @@
+"""The only package that touches DeepSpeed's private parts.
+
+Everything here was read off DeepSpeed 0.19.8. A newer version gets one warning; an older one is refused, because it lacks what
+is needed here.
+"""
+
+# ruff: noqa: E402 - the version is checked between the imports
+
+from importlib.metadata import version
+
+from avgpipe_ds.deepspeed_compat.version import MINIMUM_DEEPSPEED, check_deepspeed_version
+
+check_deepspeed_version(version("deepspeed"))  # before the imports below, which an old version has not got
+
+from deepspeed.pipe import PipelineModule
+
+from avgpipe_ds.deepspeed_compat.build import (
+    StageEngine,
+    build_stage_engine,
+    config_for_other_pipelines,
+    load_config,
+    refuse_unsupported,
+    skip_cpu_compilation,
+)
+from avgpipe_ds.deepspeed_compat.compute import (
+    backward_from_gradients,
+    backward_from_loss,
+    discard_gradients,
+    forward,
+    needs_inputs_with_gradient,
+    optimizer_step,
+)
+from avgpipe_ds.deepspeed_compat.gradients import (
+    gradients_to_reduce,
+    has_own_collectives,
+    local_squared_norm,
+    reduces_gradients_itself,
+    scale_for_reduction,
+    tied_gradients,
+)
+from avgpipe_ds.deepspeed_compat.masters import MasterGroup, load_scaler_state, master_groups, publish_masters, scaler_state
+from avgpipe_ds.deepspeed_compat.module import communicators_of, ensure_trainable, place_of, tied_stages
+
+__all__ = [
+    "MINIMUM_DEEPSPEED",
+    "MasterGroup",
+    "PipelineModule",
+    "StageEngine",
+    "backward_from_gradients",
+    "backward_from_loss",
+    "build_stage_engine",
+    "check_deepspeed_version",
+    "communicators_of",
+    "config_for_other_pipelines",
+    "discard_gradients",
+    "ensure_trainable",
+    "forward",
+    "gradients_to_reduce",
+    "has_own_collectives",
+    "load_config",
+    "load_scaler_state",
+    "local_squared_norm",
+    "master_groups",
+    "needs_inputs_with_gradient",
+    "optimizer_step",
+    "place_of",
+    "publish_masters",
+    "reduces_gradients_itself",
+    "refuse_unsupported",
+    "scale_for_reduction",
+    "scaler_state",
+    "skip_cpu_compilation",
+    "tied_gradients",
+    "tied_stages",
+]

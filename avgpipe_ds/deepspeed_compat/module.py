@@ -1,0 +1,63 @@
+"""What a `PipelineModule` says of its place in the job and of its tied layers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
+
+from avgpipe_ds.errors import ConfigError
+
+__all__ = ["communicators_of", "ensure_trainable", "place_of", "tied_stages"]
+
+logger = logging.getLogger(__name__)
+
+
+def ensure_trainable(module: PipelineModule) -> None:
+    """Give a stage with nothing to train one unused parameter, for DeepSpeed needs an optimizer on every stage.
+
+    It belongs to no layer, so it is neither computed with nor saved.
+    """
+    if not any(p.requires_grad for p in module.parameters()):
+        logger.warning("stage %d has nothing to train; it only passes gradients on", module.stage_id)
+        device = get_accelerator().device_name(module.local_rank)
+        module.register_parameter("nothing_to_train", torch.nn.Parameter(torch.zeros(1, device=device)))
+
+
+def place_of(module: PipelineModule) -> tuple[int, int, list[list[int]]]:
+    """This rank's stage and replica, and the global ranks by [replica][stage].
+
+    Raises:
+        ConfigError: the topology has more axes than pipe and data.
+
+    """
+    topology = module._topo
+    others = [axis for axis in topology.get_axis_names() if axis not in ("pipe", "data") and topology.get_dim(axis) > 1]
+    if others:
+        raise ConfigError(f"the topology has the axes {others}: only pipe and data are supported")
+    num_stages, num_replicas = topology.get_dim("pipe"), max(1, topology.get_dim("data"))
+    mine = topology.get_coord(module.global_rank)
+    ranks: list[list[int]] = [[0] * num_stages for _ in range(num_replicas)]
+    for rank in range(topology.world_size()):
+        where = topology.get_coord(rank)
+        ranks[getattr(where, "data", 0)][where.pipe] = rank
+    return mine.pipe, getattr(mine, "data", 0), ranks
+
+
+def tied_stages(module: PipelineModule) -> list[tuple[int, ...]]:
+    """For each tied layer, the stages that hold a copy; the same list on every rank."""
+    keys = sorted({spec.key for spec in module._layer_specs if isinstance(spec, TiedLayerSpec)})
+    return [
+        tuple(sorted({module.stage_owner(i) for i, spec in enumerate(module._layer_specs) if getattr(spec, "key", None) == key}))
+        for key in keys
+    ]
+
+
+def communicators_of(module: PipelineModule) -> list[Any]:
+    """The parts of a module that stand for the cluster, not for the model: replicas share them."""
+    shared: list[Any] = [module._grid, module._topo, module.world_group, module._layer_specs]
+    shared.extend(tied["group"] for tied in module.tied_comms.values())
+    return shared
