@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,16 +17,16 @@ from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.averaging.reference import Reference, swapped
 from avgpipe_ds.averaging.rules import make_rule
 from avgpipe_ds.config import AvgPipeConfig
-from avgpipe_ds.errors import AgreedError, AvgPipeError, DataExhausted, IncompleteIteration
+from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.evaluation import evaluate
 from avgpipe_ds.execution.assembly import assemble_stage
+from avgpipe_ds.execution.data_supply import DataSupply
 from avgpipe_ds.execution.executor import Executor
-from avgpipe_ds.execution.pipeline import LOSS, Pipeline
+from avgpipe_ds.execution.pipeline import Pipeline
+from avgpipe_ds.progress import Progress
 from avgpipe_ds.schedules.deepspeed_schedules import make_schedule
 
 __all__ = ["AvgPipeEngine"]
-
-logger = logging.getLogger(__name__)
 
 
 class AvgPipeEngine(compat.StageEngine):
@@ -56,9 +54,9 @@ class AvgPipeEngine(compat.StageEngine):
         self.avgpipe_config = config
         self.consumed_micro_batches = 0
         self._failure: BaseException | None = None
-        self._attempts = 0
-        self._logged = (time.perf_counter(), 0)
+        self._progress = Progress()
         self._stage = assemble_stage(self, num_pipelines=len(engines))
+        self._data = DataSupply(self._stage)
         topology = self._stage.topology
         schedule = make_schedule(
             config.schedule, num_micro_batches=self.micro_batches, num_stages=topology.num_stages, stage_id=topology.stage_id
@@ -108,20 +106,23 @@ class AvgPipeEngine(compat.StageEngine):
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
         with self.collective_call():
             stage, iteration = self._stage, self._iteration
-            count = self._take_data(iteration, data_iter)
+            if data_iter is not None:
+                self.set_dataiterator(data_iter)
+            self._data.take(iteration, self.data_iterator)
             self._follow_first_optimizer()
             for pipeline in self.pipelines:
                 pipeline.module.train()
             stage.begin(iteration)
-            self._executor.run(lambda: stage.iteration_complete or self._data_ended(iteration, count))
+            self._executor.run(lambda: stage.iteration_complete or self._data.ended(iteration))
             if not stage.iteration_complete:
-                raise AgreedError(self._end_of_data(iteration, count))
+                stage.end_without_data()
+                raise AgreedError(self._data.end(iteration))
             self._iteration += 1
             self.consumed_micro_batches += stage.num_pipelines * stage.num_micro_batches
             if stage.topology.takes_data:
                 stage.feed.finish(iteration)
                 stage.feed.ready(iteration + 1)  # on both stages at the same point, however far each has run ahead
-            return self._report()
+            return self._progress.report(self)
 
     def eval_batch(
         self,
@@ -292,63 +293,6 @@ class AvgPipeEngine(compat.StageEngine):
                 raise
             raise cause from error
 
-    def _take_data(self, iteration: int, data_iter: Iterator[Any] | None) -> int:
-        """Take this iteration's data; returns how many micro-batches there are. Tells the others if they are too few."""
-        stage = self._stage
-        if not stage.topology.takes_data:
-            return -1
-        if data_iter is not None:
-            if not hasattr(data_iter, "__next__"):
-                raise TypeError(
-                    f"data_iter must be an iterator, got a {type(data_iter).__name__}: pass iter(loader), made once per epoch"
-                )
-            self.set_dataiterator(data_iter)
-        if self.data_iterator is None:
-            raise ValueError(
-                "the first and the last stage need data: pass data_iter to train_batch, or training_data to initialize"
-            )
-        stage.feed.use(self.data_iterator)
-        count = stage.feed.count(iteration)
-        if count < stage.num_pipelines * stage.num_micro_batches:
-            stage.rendezvous.announce(("ended", iteration, self._attempts), stage.topology.world_ranks, count)
-        return count
-
-    def _data_ended(self, iteration: int, count: int) -> bool:
-        """Whether all ranks that take data say that there is too little for this iteration."""
-        stage, key = self._stage, ("ended", iteration, self._attempts)
-        others = [rank for rank in stage.topology.data_ranks if rank != stage.topology.rank]
-        ended = [rank for rank in others if stage.rendezvous.complete(key, (rank,))]
-        if count == stage.num_pipelines * stage.num_micro_batches:
-            if ended:
-                left = stage.rendezvous.collect(key, (ended[0],))[0]
-                raise AvgPipeError(
-                    f"the data of rank {ended[0]} ended at iteration {iteration} with {left} of {count} micro-batches, that of "
-                    f"rank {stage.topology.rank} did not: first and last stage must be given the same data"
-                )
-            return False
-        return len(ended) == len(others) and stage.topology.data_ranks != ()
-
-    def _end_of_data(self, iteration: int, count: int) -> Exception:
-        stage, key = self._stage, ("ended", iteration, self._attempts)
-        self._attempts += 1
-        counts = set(stage.rendezvous.collect(key, stage.topology.data_ranks, count))
-        stage.begin(iteration - 1)
-        stage.stepped = stage.num_pipelines
-        need = stage.num_pipelines * stage.num_micro_batches
-        if len(counts) > 1:
-            raise AvgPipeError(
-                f"the data of first and last stages ended at different places: {sorted(counts)} micro-batches of {need} left"
-            )
-        left = counts.pop()
-        if left:
-            return IncompleteIteration(
-                f"the data ended within iteration {iteration}: {left} micro-batches are left, an iteration takes {need} "
-                f"({stage.num_pipelines} pipelines x {stage.num_micro_batches} micro-batches). They are kept: pass a new "
-                "iterator to go on, or give the loader a multiple"
-            )
-        what = "the data iterator is empty" if iteration == 0 else f"the data ended after {iteration} iterations"
-        return DataExhausted(f"{what}: pass a new iterator to train_batch to go on")
-
     def _stepped(self, pipeline: Pipeline) -> None:
         if self._reference is not None:
             self._reference.stepped(pipeline.pipeline_id)
@@ -358,33 +302,6 @@ class AvgPipeEngine(compat.StageEngine):
         for pipeline in self.pipelines[1:]:
             for mine, first in zip(pipeline.engine.basic_optimizer.param_groups, self.basic_optimizer.param_groups, strict=True):
                 mine.update({key: value for key, value in first.items() if key != "params"})
-
-    def _report(self) -> Tensor:
-        """Loss of the iteration; log lines and monitors on rank 0, as DeepSpeed writes them."""
-        self.global_samples += (self.num_pipelines - 1) * int(self.train_batch_size())
-        means = {
-            name: sum(pipeline.losses[name] for pipeline in self.pipelines) / self.num_pipelines
-            for name in self.pipelines[0].losses
-        }
-        self.agg_train_loss = torch.tensor(means.pop(LOSS), dtype=torch.float32, device=self.device)
-        self.agg_additional_losses = {name: torch.tensor(value, device=self.device) for name, value in means.items()} or None
-        if self.global_rank != 0:
-            return self.agg_train_loss
-        if self.monitor.enabled:
-            self.monitor.write_events([("Train/Samples/train_loss", self.agg_train_loss.item(), self.global_samples)])
-        every = self.steps_per_print()
-        if every and self.global_steps % every == 0:
-            (then, iteration), now = self._logged, time.perf_counter()
-            seconds = (now - then) / max(1, self._iteration - iteration)
-            self._logged = (now, self._iteration)
-            logger.info(
-                "steps: %d loss: %.4f iter time (s): %.3f samples/sec: %.3f",
-                self.global_steps,
-                self.agg_train_loss,
-                seconds,
-                self.samples_per_iteration() / seconds,
-            )
-        return self.agg_train_loss
 
 
 def _close_at_exit(engine: AvgPipeEngine) -> None:

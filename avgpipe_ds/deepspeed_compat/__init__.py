@@ -6,11 +6,11 @@ is needed here.
 
 # ruff: noqa: E402 - the version is checked between the imports
 
-from importlib.metadata import version
+from importlib import metadata
 
 from avgpipe_ds.deepspeed_compat.version import MINIMUM_DEEPSPEED, check_deepspeed_version
 
-check_deepspeed_version(version("deepspeed"))  # before the imports below, which an old version has not got
+check_deepspeed_version(metadata.version("deepspeed"))  # before the imports below, which an old version has not got
 
 from deepspeed.pipe import PipelineModule
 

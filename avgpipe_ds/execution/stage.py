@@ -95,6 +95,10 @@ class Stage:
         """`train_batch` begins an iteration."""
         self.training, self.stepped = iteration, 0
 
+    def end_without_data(self) -> None:
+        """The iteration that was begun has no data: as before it."""
+        self.training, self.stepped = self.training - 1, self.num_pipelines
+
     def may_finish(self, iteration: int) -> bool:
         """Whether a pipeline may go beyond its last backward of `iteration`."""
         return iteration <= self.training
