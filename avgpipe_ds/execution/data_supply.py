@@ -82,15 +82,15 @@ class DataSupply:
         self._attempts += 1
         if len(counts) > 1:
             raise AvgPipeError(
-                f"the data of first and last stages ended at different places: {sorted(counts)} of {self._size} micro-batches are "
-                "left"
+                f"the data of first and last stages ended at different places: {sorted(counts)} of {self._size} "
+                "micro-batches are left"
             )
         left = counts.pop()
         if left:
             return IncompleteIteration(
                 f"the data ended within iteration {iteration}: {left} micro-batches are left, an iteration takes {self._size} "
-                f"({stage.num_pipelines} pipelines x {stage.num_micro_batches} micro-batches). They are kept: pass a new iterator "
-                "to go on, or give the loader a multiple"
+                f"({stage.num_pipelines} pipelines x {stage.num_micro_batches} micro-batches). They are kept: pass a new "
+                "iterator to go on, or give the loader a multiple"
             )
         what = "the data iterator is empty" if iteration == 0 else f"the data ended after {iteration} iterations"
         return DataExhausted(f"{what}: pass a new iterator to train_batch to go on")

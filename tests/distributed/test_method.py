@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.history import SingleProcess, Snapshot, State, assert_close, assert_same_history, train, whole
+from tests.distributed.history import assert_close, assert_same_history, train, whole
 from tests.distributed.models import Run, Task, weights_of
+from tests.distributed.oracle import SingleProcess, train_by_the_formulas
 from tests.distributed.world import World
 
 RULES: dict[str, dict[str, Any]] = {
@@ -20,52 +21,6 @@ RULES: dict[str, dict[str, Any]] = {
     "sma": {"rule": "sma", "alpha": 0.25},
     "sma-momentum": {"rule": "sma", "alpha": 0.25, "momentum": 0.8},
 }
-
-
-class Method:
-    """N models w_i and their reference z on one process.
-
-    Each iteration every model trains its own batch, which gives its local update u_i; then w_i and z follow from the formulas,
-    all of whose right-hand sides use the w_i and the z of the previous iteration.
-    """
-
-    def __init__(self, run: Run, num_pipelines: int, averaging: dict[str, Any]) -> None:
-        self.run = run
-        self.models = [SingleProcess(run.task, run.optimizer, run.clipping) for _ in range(num_pipelines)]
-        self.data = run.task.data()
-        self.rule = averaging["rule"]
-        self.alpha = averaging.get("alpha", 1 / num_pipelines)
-        self.mu = averaging.get("momentum", 0.0)
-        self.outer_lr = averaging.get("outer_lr", 1.0)
-        self.outer_momentum = averaging.get("outer_momentum", 0.0)
-        self.z = weights_of(self.models[0].model)
-        self.z_previous = dict(self.z)
-        self.v = {name: z * 0 for name, z in self.z.items()}
-
-    def iterate(self) -> Snapshot:
-        """One iteration."""
-        w_before = [weights_of(single.model) for single in self.models]
-        losses = [single.step(list(islice(self.data, self.run.num_micro_batches))) for single in self.models]
-        w_after = [weights_of(single.model) for single in self.models]
-        z_new: State = {}
-        for name, z in self.z.items():
-            w = [weights[name] for weights in w_before]
-            u = [after[name] - before[name] for after, before in zip(w_after, w_before, strict=True)]
-            if self.rule == "avgpipe":
-                w_new = [(1 - self.alpha) * (w_i + u_i) + self.alpha * z for w_i, u_i in zip(w, u, strict=True)]
-                mean = sum(u) / len(u)
-                self.v[name] = self.outer_momentum * self.v[name] + mean
-                z_new[name] = z + self.outer_lr * (mean + self.outer_momentum * self.v[name])
-            else:
-                c = [self.alpha * (w_i - z) for w_i in w]
-                w_new = [w_i + u_i - c_i for w_i, u_i, c_i in zip(w, u, c, strict=True)]
-                z_new[name] = z + sum(c) + self.mu * (z - self.z_previous[name])
-            for single, value in zip(self.models, w_new, strict=True):
-                single.model.state_dict()[name].copy_(value)
-        self.z_previous, self.z = self.z, z_new
-        gradients = [single.gradients for single in self.models]
-        weights = [weights_of(single.model) for single in self.models]
-        return Snapshot(sum(losses) / len(losses), self.models[0].norm, gradients, weights, self.z)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -83,15 +38,13 @@ def test_weights_and_reference_follow_the_formulas(
         clipping=0.5,
         avgpipe={"num_pipelines": num_pipelines, "averaging": averaging},
     )
-    ours = whole(worlds[num_stages].run(train, run))
-    method = Method(run, num_pipelines, averaging)
-    assert_same_history(ours, [method.iterate() for _ in range(run.iterations)], tolerance=2e-6)
+    assert_same_history(whole(worlds[num_stages].run(train, run)), train_by_the_formulas(run))
 
 
 @pytest.mark.parametrize("alpha", ["auto", 0.1, 1.0])
 @pytest.mark.parametrize("num_pipelines", [2, 3])
 def test_distance_to_the_reference(worlds: dict[int, World], num_pipelines: int, alpha: float | str) -> None:
-    """`d_t = z_t - mean_i(w_i,t)` obeys `d_t = (1 - alpha) d_(t-1) + alpha mean_i(u_i,t)`, u_i being taken from the engine itself.
+    """`d_t = z_t - mean_i(w_i,t)` obeys `d_t = (1 - alpha) d_(t-1) + alpha mean_i(u_i,t)`, u_i being the engine's own.
 
     It follows from the two formulas of the paper if the pull reads the z of the previous iteration, and from nothing else.
     """

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.history import assert_same_history, train, train_on_one_process, whole
+from tests.distributed.history import assert_same_history, train, whole
 from tests.distributed.models import Run, Task
+from tests.distributed.oracle import train_on_one_process
 from tests.distributed.world import World
 
 SCHEDULES: list[dict[str, Any]] = [
