@@ -5,6 +5,10 @@ one reaps finished sends, and every all-reduction has one for as long as it take
 interpreter lock. A receiver thread takes every message as soon as it comes; how much can pile up is bounded by the schedules,
 which never run ahead of the optimizer.
 
+Tensors travel under a tag that follows from their shapes and dtypes. So a receive for what came last can be posted before its
+header is there, which saves the round trip between the two; should something else come, it goes under another tag, and the
+receive keeps for when those shapes return. gloo can't take a posted receive back, hence a limit on how many shapes have one.
+
 A goodbye is the last message of a rank to a peer. A rank says it when it leaves, and its receiver threads say it in answer to
 the peer's, whatever the main thread is doing; each ends a receiver. So leaving takes a round trip: what was sent has arrived,
 nothing is left blocked inside gloo when the interpreter shuts down (such a thread would abort the process), and a peer that
@@ -19,6 +23,7 @@ import logging
 import queue
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _LENGTH_BYTES = 4
 _HEADER_BYTES = 1024  # a header of ~10 tensors; the rest of a longer one follows as a message part of its own
+_HEADER_TAG = 0
+_MAX_POSTED_AHEAD = 8  # kinds of messages per peer; with lengths that always vary, more would be memory for nothing
 _GOODBYE = "goodbye"
 _FOREVER = datetime.timedelta(days=30)  # a peer may evaluate or save for hours; a dead one breaks its connection at once
 
@@ -56,6 +63,7 @@ class GlooTransport(Transport):
         self._parted: set[int] = set()
         self._reduce_groups: dict[tuple[tuple[int, ...], int], Any] = {}
         self._reducing: list[tuple[tuple[int, ...], threading.Thread]] = []
+        self._posted: dict[tuple[int, int], tuple[list[Tensor], list[Any]]] = {}  # by peer and tag
         self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
         self._sent: queue.SimpleQueue[tuple[list[Any], Any] | None] = queue.SimpleQueue()
         self._reaper = threading.Thread(target=self._reap, name="avgpipe-send", daemon=True)
@@ -76,13 +84,13 @@ class GlooTransport(Transport):
 
     def _send(self, to: int, message: Message) -> None:
         body = encode_header(message)
-        first = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
-        data = torch.frombuffer(bytearray(len(body).to_bytes(_LENGTH_BYTES, "little") + body), dtype=torch.uint8)
-        first[: min(len(data), _HEADER_BYTES)] = data[:_HEADER_BYTES]
-        parts = [first] if len(data) <= _HEADER_BYTES else [first, data[_HEADER_BYTES:]]
+        header = bytearray(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+        header.extend(bytes(max(0, _HEADER_BYTES - len(header))))
+        data = torch.frombuffer(header, dtype=torch.uint8)
+        parts = [part for part in (data[:_HEADER_BYTES], data[_HEADER_BYTES:]) if part.numel()]
         try:
-            works = [dist.isend(part, to, group=self._group) for part in parts]
-            kept = self._send_tensors(to, message.tensors, works)
+            works = [dist.isend(part, to, group=self._group, tag=_HEADER_TAG) for part in parts]
+            kept = self._send_tensors(to, message, works)
         except RuntimeError as error:
             self._lost(to, error)
             return
@@ -129,19 +137,28 @@ class GlooTransport(Transport):
                 self._send(peer, Message(_GOODBYE, (reason, calls)))
                 self._parted.add(peer)
 
-    def _send_tensors(self, to: int, tensors: tuple[Tensor, ...], works: list[Any]) -> Any:
+    def _send_tensors(self, to: int, message: Message, works: list[Any]) -> Any:
         """Start to send the tensors, appending to `works`; returns what must stay alive until they are done."""
-        flat = [_as_bytes(t) for t in tensors if t.numel()]
-        works.extend(dist.isend(t, to, group=self._group) for t in flat)
+        flat = [_as_bytes(t) for t in message.tensors if t.numel()]
+        if flat:
+            tag = _tag_of(message.specs())
+            works.extend(dist.isend(t, to, group=self._group, tag=tag) for t in flat)
         return flat
 
     def _receive_tensors(self, peer: int, specs: tuple[TensorSpec, ...]) -> tuple[list[Tensor], list[Any]]:
-        """Start to receive tensors of these specs; returns them and what to wait for."""
-        tensors = [spec.allocate(self.device) for spec in specs]
-        return tensors, [self._receive(_as_bytes(t), peer) for t in tensors if t.numel()]
+        """Tensors of these specs, which have been announced, and what to wait for until they are there."""
+        tag = _tag_of(specs)
+        now = self._posted.pop((peer, tag), None) or self._post(peer, specs, tag)
+        if now[1] and sum(known == peer for known, _ in self._posted) < _MAX_POSTED_AHEAD:
+            self._posted[peer, tag] = self._post(peer, specs, tag)
+        return now
 
-    def _receive(self, tensor: Tensor, peer: int) -> dist.Work:
-        work = dist.irecv(tensor, peer, group=self._group)
+    def _post(self, peer: int, specs: tuple[TensorSpec, ...], tag: int) -> tuple[list[Tensor], list[Any]]:
+        tensors = [spec.allocate(self.device) for spec in specs]
+        return tensors, [self._receive(_as_bytes(t), peer, tag) for t in tensors if t.numel()]
+
+    def _receive(self, tensor: Tensor, peer: int, tag: int = _HEADER_TAG) -> dist.Work:
+        work = dist.irecv(tensor, peer, group=self._group, tag=tag)
         assert work is not None  # only ranks outside the group get None
         return work
 
@@ -198,3 +215,8 @@ class GlooTransport(Transport):
 def _as_bytes(tensor: Tensor) -> Tensor:
     """The tensor's memory as flat bytes: gloo then needs to know no dtype (a view where the tensor is contiguous)."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _tag_of(specs: tuple[TensorSpec, ...]) -> int:
+    """The same on every rank, and never that of headers."""
+    return _HEADER_TAG + 1 + zlib.crc32(repr([(spec.shape, spec.dtype) for spec in specs]).encode()) % (1 << 30)

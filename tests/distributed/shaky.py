@@ -43,7 +43,7 @@ class ShakyLayer(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             FORWARDS.append(id(self))
-        return _Sleep.apply(super().forward(x), self.longest_s)
+        return _Sleep.apply(super().forward(x.to(self.linear.weight.dtype)), self.longest_s)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Buffered(nn.Module):
         self.norm = nn.BatchNorm1d(WIDTH, momentum=0.3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + 0.1 * self.norm(x)
+        return x + 0.1 * self.norm(x).to(x.dtype)
 
 
 @contextmanager
