@@ -118,7 +118,7 @@ def _pipeline_state(pipeline: Pipeline) -> dict[str, Any]:
 def _load_pipeline(pipeline: Pipeline, saved: dict[str, Any]) -> None:
     engine = pipeline.engine
     _copy([p for p in pipeline.module.parameters() if p.requires_grad], saved["weights"])
-    _copy([b for b in pipeline.module.buffers() if b.is_floating_point()], saved["buffers"])
+    _copy(list(pipeline.module.buffers()), saved["buffers"])
     if saved["masters"] is not None:
         _copy(_masters(engine), saved["masters"])
     engine.basic_optimizer.load_state_dict(saved["optimizer"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -20,6 +19,7 @@ from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.evaluation import evaluate
 from avgpipe_ds.execution.assembly import assemble_stage
+from avgpipe_ds.execution.collective_call import CollectiveCall
 from avgpipe_ds.execution.data_supply import DataSupply
 from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.pipeline import Pipeline
@@ -53,9 +53,9 @@ class AvgPipeEngine(compat.StageEngine):
         engines = [self, *others]
         self.avgpipe_config = config
         self.consumed_micro_batches = 0
-        self._failure: BaseException | None = None
         self._progress = Progress()
         self._stage = assemble_stage(self, num_pipelines=len(engines))
+        self._together = CollectiveCall(self._stage.mailbox)
         self._data = DataSupply(self._stage)
         topology = self._stage.topology
         schedule = make_schedule(
@@ -104,7 +104,7 @@ class AvgPipeEngine(compat.StageEngine):
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
-        with self.collective_call():
+        with self._together:
             stage, iteration = self._stage, self._iteration
             if data_iter is not None:
                 self.set_dataiterator(data_iter)
@@ -151,7 +151,7 @@ class AvgPipeEngine(compat.StageEngine):
             ValueError: on every rank, if the data ends early or the ranks disagree on `num_micro_batches`.
 
         """
-        with self.collective_call(), self.reference_weights():
+        with self._together, self.reference_weights():
             self.module.eval()
             try:
                 return evaluate(
@@ -196,7 +196,7 @@ class AvgPipeEngine(compat.StageEngine):
 
         Plain DeepSpeed can load the former. `client_state` comes back from `load_checkpoint`.
         """
-        with self.collective_call():
+        with self._together:
             tag = f"global_step{self.global_steps}" if tag is None else str(tag)
             checkpoint.save(self, save_dir, tag)
             with self.reference_weights(masters=True):
@@ -220,7 +220,7 @@ class AvgPipeEngine(compat.StageEngine):
             ValueError: the checkpoint was saved at another number of pipelines, stages or replicas.
 
         """
-        with self.collective_call():
+        with self._together:
             path, client_state = super().load_checkpoint(load_dir, tag, **options)
             if path is not None:
                 checkpoint.load(self, load_dir, tag, weights_only=bool(options.get("load_module_only")))
@@ -265,33 +265,15 @@ class AvgPipeEngine(compat.StageEngine):
             masters: whether the optimizer's master weights are the reference's, too.
 
         """
-        buffers = [b for b in self.module.buffers() if b.is_floating_point()]
         starts = [pipeline.start_of_iteration[1] for pipeline in self.pipelines]
-        means = [torch.stack(values).mean(0) if len(values) > 1 else values[0] for values in zip(*starts, strict=True)]
-        values = dict(zip(buffers, means, strict=True))
+        means = [_mean_or_first(values) for values in zip(*starts, strict=True)]
+        values = dict(zip(self.module.buffers(), means, strict=True))
         if self._reference is not None:
             values |= self._reference.parameters()
             if masters:
                 values |= self._reference.masters()
         with swapped(values) if values else nullcontext():
             yield
-
-    @contextmanager
-    def collective_call(self) -> Iterator[None]:
-        """Around everything that all ranks do together: a failure here is told to the others, and theirs is raised here."""
-        if self._failure is not None:
-            raise AvgPipeError(f"this engine stopped earlier: {type(self._failure).__name__}: {self._failure}")
-        self._stage.mailbox.calls += 1
-        try:
-            yield
-        except AgreedError as agreed:
-            raise agreed.error from agreed.error.__cause__
-        except BaseException as error:
-            self._failure = cause = self._stage.mailbox.cause_of(error)
-            self._stage.mailbox.abort(cause)
-            if cause is error:
-                raise
-            raise cause from error
 
     def _stepped(self, pipeline: Pipeline) -> None:
         if self._reference is not None:
@@ -304,16 +286,18 @@ class AvgPipeEngine(compat.StageEngine):
                 mine.update({key: value for key, value in first.items() if key != "params"})
 
 
+def _mean_or_first(values: tuple[Tensor, ...]) -> Tensor:
+    """Buffers of N pipelines as one: running statistics are averaged, counters are those of pipeline 0."""
+    first = values[0]
+    return torch.stack(values).mean(0) if len(values) > 1 and first.is_floating_point() else first
+
+
 def _close_at_exit(engine: AvgPipeEngine) -> None:
     """Say goodbye when the interpreter ends, before torch and DeepSpeed tear down what the goodbye needs."""
-    transport, mailbox = engine._stage.mailbox.transport, weakref.ref(engine._stage.mailbox)
+    mailbox = engine._stage.mailbox
 
     def close() -> None:
         error = getattr(sys, "last_value", None)
-        open_mailbox = mailbox()
-        transport.close(
-            0 if open_mailbox is None else open_mailbox.calls,
-            "it ended" if error is None else f"it ended with {type(error).__name__}: {error}",
-        )
+        mailbox.transport.close(mailbox.calls, "it ended" if error is None else f"it ended with {type(error).__name__}: {error}")
 
     atexit.register(close)

@@ -117,8 +117,8 @@ class Pipeline:
             self.iteration += 1
 
     def _capture(self) -> tuple[dict[str, Any], list[Tensor]]:
-        """Random state and floating-point buffers at the start of an iteration: forwards that run ahead change both."""
-        return self.random.state_dict(), [b.detach().clone() for b in self.module.buffers() if b.is_floating_point()]
+        """Random state and buffers at the start of an iteration: forwards that run ahead change both."""
+        return self.random.state_dict(), [b.detach().clone() for b in self.module.buffers()]
 
     def _readiness(self, instructions: list[ds.PipeInstruction]) -> Callable[[], bool]:
         """What the first computation of a step waits for: its message, or its data."""
