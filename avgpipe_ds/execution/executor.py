@@ -69,8 +69,10 @@ class Executor:
             Exception: what a stream raised, or what the mailbox reports of other ranks.
 
         """
-        while not done():
-            self._mailbox.drain()
+        while True:
+            self._mailbox.drain()  # before `done` and `ready`: what arrives after they were asked ends the wait below
+            if done():
+                return
             ready = [(wait.priority, place) for place, wait in enumerate(self._waits) if wait.ready()]
             if not ready:
                 self._mailbox.wait()

@@ -78,6 +78,29 @@ def test_blocks_until_a_message_comes() -> None:
     assert got == [0, 1, 2]
 
 
+@pytest.mark.timeout(20)
+def test_an_arrival_that_ends_the_run_is_not_overlooked() -> None:
+    receiver, sender = mailboxes(2)
+    executor = Executor(receiver)
+
+    def waiting() -> Stream:
+        yield Wait(lambda: receiver.has("data"), (0,))
+
+    executor.add(waiting())
+    asked = 0
+
+    def done() -> bool:
+        nonlocal asked
+        asked += 1
+        ended = receiver.has("end")
+        if asked == 1:
+            sender.send(0, "end")  # arrives right after this rank has looked
+        return ended
+
+    executor.run(done)
+    assert asked == 2
+
+
 def test_streams_keep_their_place_between_runs() -> None:
     log: list[str] = []
     executor = Executor(mailboxes()[0])
