@@ -50,6 +50,8 @@ def gradients_to_reduce(engine: StageEngine) -> list[Tensor]:
     acts).
     """
     if engine.using_bf16_optimizer:
+        for has_gradient in engine.optimizer.fp32_groups_has_gradients:  # a stage without any would make its step fail
+            has_gradient[:] = [True] * len(has_gradient)
         return [g for g in engine.optimizer.get_grads_for_reduction()[0] if g.numel()]
     return [_gradient_or_zeros(p) for p in engine.module.parameters() if p.requires_grad and p.numel()]
 
