@@ -19,7 +19,7 @@ from avgpipe_ds.execution.pipeline import Pipeline
 if TYPE_CHECKING:
     from avgpipe_ds.engine import AvgPipeEngine
 
-__all__ = ["load", "save"]
+__all__ = ["read", "restore", "save"]
 
 
 def save(engine: AvgPipeEngine, save_dir: str, tag: str) -> None:
@@ -41,34 +41,34 @@ def save(engine: AvgPipeEngine, save_dir: str, tag: str) -> None:
     os.replace(unfinished, path)
 
 
-def load(engine: AvgPipeEngine, load_dir: str, tag: str | None, *, weights_only: bool) -> None:
-    """Read this rank's file after DeepSpeed has loaded its own. Every rank calls it.
+def read(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dict[str, Any] | None:
+    """This rank's file; None if there is none because plain DeepSpeed saved the checkpoint, or there is no checkpoint.
 
-    Without the file (a checkpoint of plain DeepSpeed), or with `weights_only`, all pipelines start from pipeline 0's present
-    weights.
+    Every rank calls it. Nothing is changed before all have found theirs fit.
 
     Raises:
-        ValueError: saved at another shape.
+        AgreedError: with a `ValueError` if it was saved at another shape.
 
     """
-    if tag is None:
-        tag = Path(load_dir, "latest").read_text().strip()
-    path = _path(engine, load_dir, str(tag))
-    if weights_only or not _saved_by_avgpipe(path):
+    state, problem = None, None
+    try:
+        state = _fitting_state(engine, load_dir, tag)
+    except Exception as error:  # noqa: BLE001 - told to all ranks
+        problem = error
+    stage = engine.pipelines[0].stage
+    stage.rendezvous.agree(("load",), stage.topology.world_ranks, problem)
+    return state
+
+
+def restore(engine: AvgPipeEngine, state: dict[str, Any] | None, *, iteration: int) -> None:
+    """Continue from what `read` gave, after DeepSpeed has loaded its own files. Every rank calls it.
+
+    Without a state, all pipelines start from pipeline 0's present weights, with `iteration`.
+    """
+    if state is None:
         _start_from_first(engine)
-        engine.restart(iteration=engine.iteration if weights_only else int(engine.global_steps))
+        engine.restart(iteration=iteration)
         return
-    if not path.exists():
-        raise ValueError(
-            f"{path} is missing: the checkpoint was saved by another number of ranks. Resume with the same number of stages and "
-            "replicas, or take only the reference's weights with load_module_only=True"
-        )
-    state = torch.load(path, map_location="cpu", weights_only=False)
-    if state["shape"] != _shape(engine):
-        raise ValueError(
-            f"the checkpoint was saved with {state['shape']}, this run has {_shape(engine)}. Resume with the same, or take only "
-            "the reference's weights with load_module_only=True"
-        )
     for pipeline, saved in zip(engine.pipelines, state["pipelines"], strict=True):
         _load_pipeline(pipeline, saved)
     if engine.reference is not None:
@@ -77,6 +77,28 @@ def load(engine: AvgPipeEngine, load_dir: str, tag: str | None, *, weights_only:
     engine.global_samples = state["global_samples"]
     torch.set_rng_state(state["random"])
     engine.restart(iteration=state["iteration"])
+
+
+def _fitting_state(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dict[str, Any] | None:
+    latest = Path(load_dir, "latest")
+    if tag is None and not latest.exists():
+        return None
+    path = _path(engine, load_dir, latest.read_text().strip() if tag is None else str(tag))
+    others = sorted(path.parent.glob("avgpipe-stage_*.pt"))
+    if not others:
+        return None
+    # Any rank's file tells the shape of the whole; a rank that has none of its own still says what is wrong.
+    state: dict[str, Any] = torch.load(path if path.exists() else others[0], map_location="cpu", weights_only=False)
+    saved, present = state["shape"], _shape(engine)
+    if saved != present:
+        different = [f"{name} {saved[name]!r}, now {value!r}" for name, value in present.items() if saved[name] != value]
+        raise ValueError(
+            f"the checkpoint {path.parent} was saved with {'; '.join(different)}. Resume with the same, or take only the "
+            "reference's weights with load_module_only=True"
+        )
+    if not path.exists():
+        raise ValueError(f"{path} is missing, so the checkpoint is incomplete: load another tag")
+    return state
 
 
 def _shape(engine: AvgPipeEngine) -> dict[str, Any]:
@@ -105,7 +127,7 @@ def _pipeline_state(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "weights": [p.detach() for p in pipeline.module.parameters() if p.requires_grad],
         "buffers": buffers,
-        "masters": _masters(engine) if compat.has_own_collectives(engine) else None,
+        "masters": [master.detach() for master in compat.masters_of(engine)] if compat.has_own_collectives(engine) else None,
         "optimizer": engine.basic_optimizer.state_dict(),
         "scheduler": None if engine.lr_scheduler is None else engine.lr_scheduler.state_dict(),
         "scaler": compat.scaler_state(engine),
@@ -120,7 +142,7 @@ def _load_pipeline(pipeline: Pipeline, saved: dict[str, Any]) -> None:
     _copy([p for p in pipeline.module.parameters() if p.requires_grad], saved["weights"])
     _copy(list(pipeline.module.buffers()), saved["buffers"])
     if saved["masters"] is not None:
-        _copy(_masters(engine), saved["masters"])
+        _copy(compat.masters_of(engine), saved["masters"])
     engine.basic_optimizer.load_state_dict(saved["optimizer"])
     if engine.lr_scheduler is not None and saved["scheduler"] is not None:
         engine.lr_scheduler.load_state_dict(saved["scheduler"])
@@ -136,15 +158,11 @@ def _start_from_first(engine: AvgPipeEngine) -> None:
     for pipeline in engine.pipelines[1:]:
         _copy(list(pipeline.module.parameters()), list(first.module.parameters()))
         _copy(list(pipeline.module.buffers()), list(first.module.buffers()))
-        _copy(_masters(pipeline.engine), _masters(first.engine))
+        _copy(compat.masters_of(pipeline.engine), compat.masters_of(first.engine))
         for name in ("global_steps", "skipped_steps", "micro_steps"):
             setattr(pipeline.engine, name, getattr(engine, name))
     if engine.reference is not None:
-        engine.reference.rule.initialize(_masters(first.engine))
-
-
-def _masters(engine: compat.StageEngine) -> list[torch.Tensor]:
-    return [weight.detach() for group in engine.basic_optimizer.param_groups for weight in group["params"]]
+        engine.reference.rule.initialize(compat.masters_of(first.engine))
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +30,16 @@ class Reference:
     def __init__(self, rule: AveragingRule, engines: Sequence[compat.StageEngine]) -> None:
         self.rule = rule
         self._engines = engines
-        rule.initialize(_masters(engines[0]))
+        rule.initialize(compat.masters_of(engines[0]))
         for engine in engines:
             self._attach(engine)
 
     def _attach(self, engine: compat.StageEngine) -> None:
         # DeepSpeed steps ZeRO's parameter groups one by one, with only that group in `param_groups`.
-        places = {id(weight): place for place, weight in enumerate(_masters(engine))}
+        places = {id(weight): place for place, weight in enumerate(compat.masters_of(engine))}
 
         def stepped(optimizer: torch.optim.Optimizer) -> tuple[list[Tensor], list[int]]:
-            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            weights = [weight for group in compat.trained_weights(optimizer) for weight in group]
             return weights, [places[id(weight)] for weight in weights]
 
         engine.basic_optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self.rule.before_step(*stepped(optimizer)))
@@ -50,7 +49,7 @@ class Reference:
         """A pipeline has taken its step, or skipped it (fp16 overflow), which counts as a zero update."""
         engine = self._engines[pipeline_id]
         if not engine.was_step_applied():
-            weights = _masters(engine)
+            weights = compat.masters_of(engine)
             places = range(len(weights))
             self.rule.before_step(weights, places)
             self.rule.after_step(weights, places)
@@ -72,7 +71,7 @@ class Reference:
 
     def masters(self) -> dict[Tensor, Tensor]:
         """Z by master weight of pipeline 0's optimizer."""
-        return dict(zip(_masters(self._engines[0]), self.rule.reference, strict=True))
+        return dict(zip(compat.masters_of(self._engines[0]), self.rule.reference, strict=True))
 
 
 @contextmanager
@@ -90,8 +89,3 @@ def swapped(values: dict[Tensor, Tensor]) -> Iterator[None]:
     finally:
         for target, data in outside.items():
             target.data = data
-
-
-def _masters(engine: compat.StageEngine) -> list[Tensor]:
-    groups: list[dict[str, Any]] = engine.basic_optimizer.param_groups
-    return [weight for group in groups for weight in group["params"]]

@@ -38,7 +38,15 @@ from avgpipe_ds.deepspeed_compat.gradients import (
     scale_for_reduction,
     tied_gradients,
 )
-from avgpipe_ds.deepspeed_compat.masters import MasterGroup, load_scaler_state, master_groups, publish_masters, scaler_state
+from avgpipe_ds.deepspeed_compat.masters import (
+    MasterGroup,
+    load_scaler_state,
+    master_groups,
+    masters_of,
+    publish_masters,
+    scaler_state,
+    trained_weights,
+)
 from avgpipe_ds.deepspeed_compat.module import communicators_of, ensure_trainable, place_of, tied_stages
 
 __all__ = [
@@ -61,6 +69,7 @@ __all__ = [
     "load_scaler_state",
     "local_squared_norm",
     "master_groups",
+    "masters_of",
     "needs_inputs_with_gradient",
     "optimizer_step",
     "place_of",
@@ -72,4 +81,5 @@ __all__ = [
     "skip_cpu_compilation",
     "tied_gradients",
     "tied_stages",
+    "trained_weights",
 ]

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from avgpipe_ds.deepspeed_compat.build import StageEngine
 
-__all__ = ["MasterGroup", "load_scaler_state", "master_groups", "publish_masters", "scaler_state"]
+__all__ = [
+    "MasterGroup",
+    "load_scaler_state",
+    "master_groups",
+    "masters_of",
+    "publish_masters",
+    "scaler_state",
+    "trained_weights",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +55,20 @@ class MasterGroup:
         return [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
 
 
+def trained_weights(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
+    """By parameter group, the weights that an optimizer changes. Users often hand it frozen ones, too, which it leaves alone."""
+    return [[weight for weight in group["params"] if weight.requires_grad] for group in optimizer.param_groups]
+
+
+def masters_of(engine: StageEngine) -> list[Tensor]:
+    """All masters of an engine, in the order of `master_groups`."""
+    return [master for group in trained_weights(engine.basic_optimizer) for master in group]
+
+
 def master_groups(engine: StageEngine) -> list[MasterGroup]:
-    """The groups in the order of the base optimizer's `param_groups`, whose parameters are the masters."""
+    """The groups in the order of the base optimizer's `param_groups`, whose trained parameters are the masters."""
     optimizer = engine.optimizer
-    steps = [list(group["params"]) for group in engine.basic_optimizer.param_groups]
+    steps = trained_weights(engine.basic_optimizer)
     if isinstance(optimizer, BF16_Optimizer):
         return [
             MasterGroup(list(params), masters, True, group)
