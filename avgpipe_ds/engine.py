@@ -217,13 +217,16 @@ class AvgPipeEngine(compat.StageEngine):
                 weights are taken.
 
         Raises:
-            ValueError: the checkpoint was saved at another number of pipelines, stages or replicas.
+            ValueError: on every rank, the checkpoint was saved with another number of pipelines, stages or replicas, or another
+                averaging rule. Nothing has changed then.
 
         """
         with self._together:
+            weights_only = bool(options.get("load_module_only"))
+            state = None if weights_only else checkpoint.read(self, load_dir, tag)
             path, client_state = super().load_checkpoint(load_dir, tag, **options)
             if path is not None:
-                checkpoint.load(self, load_dir, tag, weights_only=bool(options.get("load_module_only")))
+                checkpoint.restore(self, state, iteration=self._iteration if weights_only else int(self.global_steps))
             return path, client_state
 
     def set_train_batch_size(self, train_batch_size: int) -> None:

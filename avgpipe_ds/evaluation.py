@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.data_feed import MicroBatch
-from avgpipe_ds.errors import AgreedError, RemoteError
+from avgpipe_ds.errors import AgreedError
 from avgpipe_ds.execution.executor import Executor, Stream, Wait
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.execution.tensors import as_tuple, check_stage_output
@@ -40,19 +40,13 @@ def evaluate(
     """
     topology, meet = stage.topology, stage.rendezvous
     items, error = _take(stage, data_iter, num_micro_batches)
-    wishes = (num_micro_batches, return_outputs, None if error is None else f"{type(error).__name__}: {error}")
-    everybody = meet.gather(("evaluate",), topology.world_ranks, wishes)
-    if error is not None:
-        raise AgreedError(error)
-    for rank, (_, _, text) in zip(topology.world_ranks, everybody, strict=True):
-        if text is not None:
-            raise AgreedError(RemoteError(rank, text))
-    counts = sorted({count for count, _, _ in everybody})
+    wishes = meet.agree(("evaluate",), topology.world_ranks, error, (num_micro_batches, return_outputs))
+    counts = sorted({count for count, _ in wishes})
     if len(counts) > 1:
         raise AgreedError(
             ValueError(f"eval_batch was called with num_micro_batches {counts} on different ranks: pass the same on all")
         )
-    asks = {rank: wants for rank, (_, wants, _) in zip(topology.world_ranks, everybody, strict=True)}
+    asks = {rank: wants for rank, (_, wants) in zip(topology.world_ranks, wishes, strict=True)}
     listeners = tuple(rank for rank in topology.pipeline_ranks if asks[rank])
     work = _Evaluation(engine, stage, items, num_micro_batches, compute_loss, listeners)
     executor = Executor(stage.mailbox)

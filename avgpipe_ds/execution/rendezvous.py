@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from avgpipe_ds.errors import AgreedError, RemoteError
 from avgpipe_ds.execution.mailbox import Mailbox
 
 __all__ = ["Rendezvous"]
@@ -43,3 +44,20 @@ class Rendezvous:
         while not self.complete(key, ranks):
             self._mailbox.wait()
         return self.collect(key, ranks, payload)
+
+    def agree(self, key: Hashable, ranks: tuple[int, ...], error: Exception | None, payload: Any = None) -> list[Any]:
+        """`gather`, and an error on one rank is an error on all, before any of them has gone on.
+
+        Raises:
+            AgreedError: with this rank's own error, or what another rank's is here: a `ValueError` too, else a `RemoteError`.
+
+        """
+        told = None if error is None else (isinstance(error, ValueError), f"{type(error).__name__}: {error}")
+        everybody = self.gather(key, ranks, (told, payload))
+        if error is not None:
+            raise AgreedError(error) from error
+        for rank, (other, _) in zip(ranks, everybody, strict=True):
+            if other is not None:
+                is_value_error, text = other
+                raise AgreedError(ValueError(f"rank {rank}: {text}") if is_value_error else RemoteError(rank, text))
+        return [theirs for _, theirs in everybody]
