@@ -50,15 +50,16 @@ def train(run: Run) -> list[Snapshot]:
         weights = [weights_of(pipeline.module) for pipeline in engine.pipelines]
         gradients = [] if own_masters else [seen[i] for i in range(engine.num_pipelines)]
         norm = engine.get_global_grad_norm()
-        reference = engine.reference_state_dict()
+        reference = {name: z for name, z in engine.reference_state_dict().items() if name != "nothing_to_train"}
         history.append(Snapshot(loss, None if norm is None else float(norm), gradients, weights, reference))
     engine.close()
     return history
 
 
 def gradients_of(module: Any) -> State:
-    """Copies of the gradients that are there, by name."""
-    return {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+    """Copies of the gradients that are there, by name, as `weights_of`."""
+    named = [(name, p.grad) for name, p in module.named_parameters() if name != "nothing_to_train"]
+    return {name: gradient.detach().clone() for name, gradient in named if gradient is not None}
 
 
 def whole(shards: Sequence[list[Snapshot]]) -> list[Snapshot]:

@@ -205,8 +205,8 @@ class Run:
 
 
 def weights_of(module: Any) -> dict[str, Tensor]:
-    """A copy of a module's state."""
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+    """A copy of a module's state, without the parameter that a stage with nothing to train gets for DeepSpeed's sake."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items() if name != "nothing_to_train"}
 
 
 def merged(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
