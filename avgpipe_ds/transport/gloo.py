@@ -1,11 +1,12 @@
 """Messages over gloo, for CPU tensors.
 
 gloo completes a point-to-point operation only for somebody who waits for it, so threads do the waiting: one per peer receives,
-one reaps finished sends, and every all-reduction has one for as long as it takes. They spend their time inside gloo without the
-interpreter lock. A receiver thread takes every message as soon as it comes; how much can pile up is bounded by the schedules,
-which never run ahead of the optimizer.
+one reaps finished sends (now and then: waking it for every send would cost as much as the send), and every all-reduction has one
+for as long as it takes. They spend their time inside gloo without the interpreter lock. A receiver thread takes every message as
+soon as it comes; how much can pile up is bounded by the schedules, which never run ahead of the optimizer.
 
-Tensors travel under a tag that follows from their shapes and dtypes. So a receive for what came last can be posted before its
+A message is one frame, header and tensors together, if it is small. Larger tensors follow the frame by themselves, uncopied.
+They travel under a tag that follows from their shapes and dtypes. So a receive for what came last can be posted before its
 header is there, which saves the round trip between the two; should something else come, it goes under another tag, and the
 receive keeps for when those shapes return. gloo can't take a posted receive back, hence a limit on how many shapes have one.
 
@@ -20,12 +21,12 @@ from __future__ import annotations
 
 import datetime
 import logging
-import queue
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -39,8 +40,9 @@ __all__ = ["GlooTransport"]
 logger = logging.getLogger(__name__)
 
 _LENGTH_BYTES = 4
-_HEADER_BYTES = 1024  # a header of ~10 tensors; the rest of a longer one follows as a message part of its own
-_HEADER_TAG = 0
+_FRAME_BYTES = 1 << 16  # of the buffer that a frame is received in; gloo sends only what is used of it
+_FRAME_TAG = 0
+_REAP_EVERY_S = 0.02
 _MAX_POSTED_AHEAD = 8  # kinds of messages per peer; with lengths that always vary, more would be memory for nothing
 _GOODBYE = "goodbye"
 _FOREVER = datetime.timedelta(days=30)  # a peer may evaluate or save for hours; a dead one breaks its connection at once
@@ -65,7 +67,8 @@ class GlooTransport(Transport):
         self._reducing: list[tuple[tuple[int, ...], threading.Thread]] = []
         self._posted: dict[tuple[int, int], tuple[list[Tensor], list[Any]]] = {}  # by peer and tag
         self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
-        self._sent: queue.SimpleQueue[tuple[list[Any], Any] | None] = queue.SimpleQueue()
+        self._sent: deque[tuple[list[Any], Any]] = deque()
+        self._all_said = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="avgpipe-send", daemon=True)
         self._reaper.start()
         self._receivers = {
@@ -83,18 +86,24 @@ class GlooTransport(Transport):
                 self._send(to, message)
 
     def _send(self, to: int, message: Message) -> None:
-        body = encode_header(message)
-        header = bytearray(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
-        header.extend(bytes(max(0, _HEADER_BYTES - len(header))))
-        data = torch.frombuffer(header, dtype=torch.uint8)
-        parts = [part for part in (data[:_HEADER_BYTES], data[_HEADER_BYTES:]) if part.numel()]
+        header = encode_header(message)
+        frame = bytearray(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+        inline = self._fits(message.specs(), len(frame))
+        if inline:
+            for tensor in message.tensors:
+                frame += _as_bytes(tensor).numpy().tobytes()
+        data = torch.frombuffer(frame, dtype=torch.uint8)
         try:
-            works = [dist.isend(part, to, group=self._group, tag=_HEADER_TAG) for part in parts]
-            kept = self._send_tensors(to, message, works)
+            works = [dist.isend(part, to, group=self._group, tag=_FRAME_TAG) for part in torch.split(data, _FRAME_BYTES)]
+            kept = None if inline else self._send_tensors(to, message, works)
         except RuntimeError as error:
             self._lost(to, error)
             return
-        self._sent.put((works, (parts, kept)))
+        self._sent.append((works, (data, kept)))
+
+    def _fits(self, specs: tuple[TensorSpec, ...], header_bytes: int) -> bool:
+        """Whether the tensors travel in the frame; both ends come to the same answer."""
+        return header_bytes + sum(spec.num_bytes for spec in specs) <= _FRAME_BYTES
 
     def all_reduce(self, tensors: list[Tensor], ranks: tuple[int, ...], lane: int, done: Callable[[], None]) -> None:
         """See `Transport.all_reduce`. Launched here, in program order; only the waiting is left to a thread."""
@@ -128,7 +137,7 @@ class GlooTransport(Transport):
         # waits for that, and if each waits for another, the first in the group leaves first.
         for ranks, thread in self._reducing:
             thread.join(2.0 * (1 + ranks.index(self.rank)))
-        self._sent.put(None)
+        self._all_said.set()
         self._reaper.join(max(0.0, deadline - time.monotonic()))
 
     def _say_goodbye(self, peer: int, reason: str = "", calls: int = 0) -> None:
@@ -157,30 +166,32 @@ class GlooTransport(Transport):
         tensors = [spec.allocate(self.device) for spec in specs]
         return tensors, [self._receive(_as_bytes(t), peer, tag) for t in tensors if t.numel()]
 
-    def _receive(self, tensor: Tensor, peer: int, tag: int = _HEADER_TAG) -> dist.Work:
+    def _receive(self, tensor: Tensor, peer: int, tag: int = _FRAME_TAG) -> dist.Work:
         work = dist.irecv(tensor, peer, group=self._group, tag=tag)
         assert work is not None  # only ranks outside the group get None
         return work
 
     def _receive_from(self, peer: int) -> None:
-        buffer = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
+        frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
+        memory = memoryview(cast(Any, frame.numpy()))
         try:
-            arrival = self._receive(buffer, peer)
+            arrival = self._receive(frame, peer)
             while True:
                 arrival.wait()
-                length = int.from_bytes(buffer[:_LENGTH_BYTES].numpy().tobytes(), "little")
-                body = buffer[_LENGTH_BYTES : _LENGTH_BYTES + length].numpy().tobytes()
-                if len(body) < length:
-                    rest = torch.empty(length - len(body), dtype=torch.uint8)
+                start = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
+                header = bytes(memory[_LENGTH_BYTES:start])
+                while len(header) < start - _LENGTH_BYTES:
+                    rest = torch.empty(min(_FRAME_BYTES, start - _LENGTH_BYTES - len(header)), dtype=torch.uint8)
                     self._receive(rest, peer).wait()
-                    body += rest.numpy().tobytes()
-                channel, payload, specs = decode_header(body)
+                    header += rest.numpy().tobytes()
+                channel, payload, specs = decode_header(header)
                 if channel == _GOODBYE:
                     self.inbox.put(LostPeer(peer, *payload))
                     self._say_goodbye(peer)
                     return
-                tensors, works = self._receive_tensors(peer, specs)
-                arrival = self._receive(buffer, peer)  # posted ahead: the next header need not wait for these tensors
+                inline = self._fits(specs, start)
+                tensors, works = self._unpack(frame[start:], specs) if inline else self._receive_tensors(peer, specs)
+                arrival = self._receive(frame, peer)  # posted ahead: the next frame need not wait for these tensors
                 for work in works:
                     work.wait()
                 flags = tuple(spec.requires_grad for spec in specs)
@@ -188,13 +199,23 @@ class GlooTransport(Transport):
         except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the main thread must hear of it
             self._lost(peer, error)
 
+    def _unpack(self, data: Tensor, specs: tuple[TensorSpec, ...]) -> tuple[list[Tensor], list[Any]]:
+        tensors = [spec.allocate(self.device) for spec in specs]
+        for tensor, spec in zip(tensors, specs, strict=True):
+            tensor.view(-1).view(torch.uint8).copy_(data[: spec.num_bytes])
+            data = data[spec.num_bytes :]
+        return tensors, []
+
     def _reap(self) -> None:
-        while (item := self._sent.get()) is not None:
-            for work in item[0]:
-                try:
-                    work.wait()
-                except RuntimeError:  # the receiver thread of that peer reports it
-                    break
+        while self._sent or not self._all_said.is_set():
+            self._all_said.wait(_REAP_EVERY_S)
+            while self._sent:
+                works, _ = self._sent.popleft()
+                for work in works:
+                    try:
+                        work.wait()
+                    except RuntimeError:  # the receiver thread of that peer reports it
+                        break
 
     def _finish_reduce(self, works: list[Any], ranks: tuple[int, ...], done: Callable[[], None]) -> None:
         try:
@@ -219,4 +240,4 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 def _tag_of(specs: tuple[TensorSpec, ...]) -> int:
     """The same on every rank, and never that of headers."""
-    return _HEADER_TAG + 1 + zlib.crc32(repr([(spec.shape, spec.dtype) for spec in specs]).encode()) % (1 << 30)
+    return _FRAME_TAG + 1 + zlib.crc32(repr([(spec.shape, spec.dtype) for spec in specs]).encode()) % (1 << 30)

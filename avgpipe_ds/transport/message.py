@@ -9,6 +9,7 @@ time).
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensor's memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def allocate(self, device: torch.device) -> Tensor:
         """An uninitialised tensor of this shape and dtype; `requires_grad` is left to the receiver."""
