@@ -6,6 +6,7 @@ iteration, the reference's shard, and the position in the data. Work in flight i
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ from avgpipe_ds.execution.pipeline import Pipeline
 if TYPE_CHECKING:
     from avgpipe_ds.engine import AvgPipeEngine
 
-__all__ = ["read", "restore", "save"]
+__all__ = ["read", "restore", "save", "start_from_first"]
+
+_COUNTERS = ("global_steps", "skipped_steps", "micro_steps")
 
 
 def save(engine: AvgPipeEngine, save_dir: str, tag: str) -> None:
@@ -60,23 +63,44 @@ def read(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dict[str, Any
     return state
 
 
-def restore(engine: AvgPipeEngine, state: dict[str, Any] | None, *, iteration: int) -> None:
-    """Continue from what `read` gave, after DeepSpeed has loaded its own files. Every rank calls it.
-
-    Without a state, all pipelines start from pipeline 0's present weights, with `iteration`.
-    """
-    if state is None:
-        _start_from_first(engine)
-        engine.restart(iteration=iteration)
-        return
+def restore(engine: AvgPipeEngine, state: dict[str, Any], *, load_optimizer_states: bool, load_lr_scheduler_states: bool) -> None:
+    """Continue from what `read` gave, after DeepSpeed has loaded its own files. Every rank calls it."""
     for pipeline, saved in zip(engine.pipelines, state["pipelines"], strict=True):
         _load_pipeline(pipeline, saved)
+        if load_optimizer_states:
+            pipeline.engine.basic_optimizer.load_state_dict(saved["optimizer"])
+            compat.load_scaler_state(pipeline.engine, saved["scaler"])
+        if load_lr_scheduler_states and pipeline.engine.lr_scheduler is not None and saved["scheduler"] is not None:
+            pipeline.engine.lr_scheduler.load_state_dict(saved["scheduler"])
     if engine.reference is not None:
         engine.reference.rule.load_state_dict(state["reference"])
     engine.consumed_micro_batches = state["consumed_micro_batches"]
     engine.global_samples = state["global_samples"]
     torch.set_rng_state(state["random"])
     engine.restart(iteration=state["iteration"])
+
+
+@torch.no_grad()
+def start_from_first(engine: AvgPipeEngine, *, weights_only: bool) -> None:
+    """Start all pipelines and the reference from pipeline 0's present state, after DeepSpeed has loaded it. Every rank calls it.
+
+    With `weights_only`, optimizers, schedulers and counters stay as they are.
+    """
+    first = engine.pipelines[0]
+    for pipeline in engine.pipelines[1:]:
+        _copy(list(pipeline.module.parameters()), list(first.module.parameters()))
+        _copy(list(pipeline.module.buffers()), list(first.module.buffers()))
+        _copy(compat.masters_of(pipeline.engine), compat.masters_of(first.engine))
+        if weights_only:
+            continue
+        pipeline.engine.basic_optimizer.load_state_dict(copy.deepcopy(first.engine.basic_optimizer.state_dict()))
+        if first.engine.lr_scheduler is not None:
+            pipeline.engine.lr_scheduler.load_state_dict(copy.deepcopy(first.engine.lr_scheduler.state_dict()))
+        for name in _COUNTERS:
+            setattr(pipeline.engine, name, getattr(engine, name))
+    if engine.reference is not None:
+        engine.reference.rule.initialize(compat.masters_of(first.engine))
+    engine.restart(iteration=engine.iteration if weights_only else int(engine.global_steps))
 
 
 def _fitting_state(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dict[str, Any] | None:
@@ -117,10 +141,6 @@ def _path(engine: AvgPipeEngine, directory: str, tag: str) -> Path:
     return Path(directory, tag, f"avgpipe-stage_{topology.stage_id:02d}-replica_{replica:02d}.pt")
 
 
-def _saved_by_avgpipe(path: Path) -> bool:
-    return any(path.parent.glob("avgpipe-stage_*.pt"))
-
-
 def _pipeline_state(pipeline: Pipeline) -> dict[str, Any]:
     engine = pipeline.engine
     random_state, buffers = pipeline.start_of_iteration
@@ -132,7 +152,7 @@ def _pipeline_state(pipeline: Pipeline) -> dict[str, Any]:
         "scheduler": None if engine.lr_scheduler is None else engine.lr_scheduler.state_dict(),
         "scaler": compat.scaler_state(engine),
         "random": random_state,
-        "counters": {name: getattr(engine, name) for name in ("global_steps", "skipped_steps", "micro_steps")},
+        "counters": {name: getattr(engine, name) for name in _COUNTERS},
     }
 
 
@@ -143,26 +163,9 @@ def _load_pipeline(pipeline: Pipeline, saved: dict[str, Any]) -> None:
     _copy(list(pipeline.module.buffers()), saved["buffers"])
     if saved["masters"] is not None:
         _copy(compat.masters_of(engine), saved["masters"])
-    engine.basic_optimizer.load_state_dict(saved["optimizer"])
-    if engine.lr_scheduler is not None and saved["scheduler"] is not None:
-        engine.lr_scheduler.load_state_dict(saved["scheduler"])
-    compat.load_scaler_state(engine, saved["scaler"])
     pipeline.random.load_state_dict(saved["random"])
     for name, value in saved["counters"].items():
         setattr(engine, name, value)
-
-
-@torch.no_grad()
-def _start_from_first(engine: AvgPipeEngine) -> None:
-    first = engine.pipelines[0]
-    for pipeline in engine.pipelines[1:]:
-        _copy(list(pipeline.module.parameters()), list(first.module.parameters()))
-        _copy(list(pipeline.module.buffers()), list(first.module.buffers()))
-        _copy(compat.masters_of(pipeline.engine), compat.masters_of(first.engine))
-        for name in ("global_steps", "skipped_steps", "micro_steps"):
-            setattr(pipeline.engine, name, getattr(engine, name))
-    if engine.reference is not None:
-        engine.reference.rule.initialize(compat.masters_of(first.engine))
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

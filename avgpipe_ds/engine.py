@@ -224,9 +224,18 @@ class AvgPipeEngine(compat.StageEngine):
         with self._together:
             weights_only = bool(options.get("load_module_only"))
             state = None if weights_only else checkpoint.read(self, load_dir, tag)
+            wanted = {name: options.get(name, True) for name in ("load_optimizer_states", "load_lr_scheduler_states")}
+            if state is not None:  # it has them all, and DeepSpeed 0.19.8 can't load its own under bf16 without ZeRO
+                options |= dict.fromkeys(wanted, False)
             path, client_state = super().load_checkpoint(load_dir, tag, **options)
-            if path is not None:
-                checkpoint.restore(self, state, iteration=self._iteration if weights_only else int(self.global_steps))
+            if path is None:
+                return path, client_state
+            if state is None:
+                checkpoint.start_from_first(self, weights_only=weights_only)
+            else:
+                checkpoint.restore(self, state, **wanted)
+                for name in ("optimizer", "lr_scheduler"):
+                    client_state.pop(name, None)
             return path, client_state
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
