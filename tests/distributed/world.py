@@ -7,6 +7,7 @@ case gets a new one.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import tempfile
@@ -120,6 +121,10 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
         import avgpipe_ds
 
         avgpipe_ds.init_distributed(dist_backend="gloo")
+        from deepspeed.utils import groups
+
+        groups._get_data_parallel_group()  # DeepSpeed makes it once and keeps it
+        kept = _process_groups()
         pipe.send((None, None))
     except BaseException:  # noqa: BLE001
         pipe.send((traceback.format_exc(), None))
@@ -130,6 +135,23 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            pipe.send((None, function(*args)))
+            result = function(*args)
+            _release_process_groups(kept)
+            pipe.send((None, result))
         except BaseException:  # noqa: BLE001 - reported to the test
             pipe.send((traceback.format_exc(), None))
+
+
+def _process_groups() -> set[Any]:
+    import torch.distributed as dist
+
+    return set(dist.distributed_c10d._world.pg_map)
+
+
+def _release_process_groups(kept: set[Any]) -> None:
+    """Destroy a case's groups: DeepSpeed keeps them, and each has a thread of gloo's that wakes a hundred times a second."""
+    import torch.distributed as dist
+
+    gc.collect()
+    for group in _process_groups() - kept:
+        dist.destroy_process_group(group)
