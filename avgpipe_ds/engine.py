@@ -22,6 +22,7 @@ from avgpipe_ds.execution.assembly import assemble_stage
 from avgpipe_ds.execution.collective_call import CollectiveCall
 from avgpipe_ds.execution.data_supply import DataSupply
 from avgpipe_ds.execution.executor import Executor
+from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.progress import Progress
 from avgpipe_ds.schedules.deepspeed_schedules import make_schedule
@@ -67,7 +68,7 @@ class AvgPipeEngine(compat.StageEngine):
             pipeline.on_step = self._stepped
         self._executor = Executor(self._stage.mailbox)
         self.restart(iteration=0)
-        _close_at_exit(self)
+        atexit.register(_close_at_exit, self._stage.mailbox)
 
     @property
     def num_pipelines(self) -> int:
@@ -245,10 +246,14 @@ class AvgPipeEngine(compat.StageEngine):
         )
 
     def close(self, reason: str = "it ended") -> None:
-        """Say goodbye to the other ranks; they may still finish what this rank has already done for them. Runs by itself at
-        exit.
+        """Say goodbye to the other ranks and release threads and connections.
+
+        The others may still finish what this rank has already done for them. Runs by itself at exit.
         """
-        self._stage.mailbox.transport.close(self._stage.mailbox.calls, reason)
+        self._stage.mailbox.close(reason)
+        self._executor.clear()
+        for pipeline in self.pipelines:  # graphs in flight refer back to this engine where Python's collector can't look
+            pipeline.give_up()
 
     @property
     def reference(self) -> Reference | None:
@@ -304,12 +309,7 @@ def _mean_or_first(values: tuple[Tensor, ...]) -> Tensor:
     return torch.stack(values).mean(0) if len(values) > 1 and first.is_floating_point() else first
 
 
-def _close_at_exit(engine: AvgPipeEngine) -> None:
+def _close_at_exit(mailbox: Mailbox) -> None:
     """Say goodbye when the interpreter ends, before torch and DeepSpeed tear down what the goodbye needs."""
-    mailbox = engine._stage.mailbox
-
-    def close() -> None:
-        error = getattr(sys, "last_value", None)
-        mailbox.transport.close(mailbox.calls, "it ended" if error is None else f"it ended with {type(error).__name__}: {error}")
-
-    atexit.register(close)
+    error = getattr(sys, "last_value", None)
+    mailbox.close("it ended" if error is None else f"it ended with {type(error).__name__}: {error}")

@@ -104,6 +104,11 @@ class Mailbox:
         for key in [key for key in self._channels if key[0] < self.generation]:
             del self._channels[key]
 
+    def close(self, reason: str) -> None:
+        """Leave in good order; see `Transport.close`."""
+        self.transport.close(self.calls, reason)
+        self._channels.clear()
+
     def cause_of(self, error: BaseException) -> BaseException:
         """What is behind an error: inside a collective, the failure of another rank is seen as a broken connection only."""
         if not self.transport.broke(error):

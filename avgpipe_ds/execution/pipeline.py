@@ -93,10 +93,14 @@ class Pipeline:
         """This pipeline's optimizer, as DeepSpeed wrapped it."""
         return self.engine.optimizer
 
+    def give_up(self) -> None:
+        """Forget what is in flight."""
+        self._slots.clear()
+
     def restart(self, iteration: int) -> None:
         """Give up what is in flight and begin `iteration` with the next stream."""
         self.iteration = iteration
-        self._slots.clear()
+        self.give_up()
         compat.discard_gradients(self.engine)
 
     def stream(self) -> Stream:

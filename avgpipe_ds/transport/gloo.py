@@ -139,6 +139,11 @@ class GlooTransport(Transport):
             thread.join(2.0 * (1 + ranks.index(self.rank)))
         self._all_said.set()
         self._reaper.join(max(0.0, deadline - time.monotonic()))
+        self._posted.clear()
+        if not any(thread.is_alive() for thread in [*self._receivers.values(), self._reaper]):
+            for group in [self._group, *self._reduce_groups.values()]:  # each has threads of its own
+                dist.destroy_process_group(group)
+            self._reduce_groups.clear()
 
     def _say_goodbye(self, peer: int, reason: str = "", calls: int = 0) -> None:
         with self._sending:
