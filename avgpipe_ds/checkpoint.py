@@ -9,42 +9,61 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.averaging.reference import Reference
 from avgpipe_ds.errors import AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
 
-if TYPE_CHECKING:
-    from avgpipe_ds.engine import AvgPipeEngine
-
 __all__ = ["read", "restore", "save", "start_from_first"]
+
+
+class Run(Protocol):
+    """What is saved and restored: the engine, as far as it matters here."""
+
+    pipelines: tuple[Pipeline, ...]
+    consumed_micro_batches: int
+    global_samples: int
+    global_steps: int
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations have been trained."""
+
+    @property
+    def reference(self) -> Reference | None:
+        """This stage's shard of the reference model."""
+
+    def restart(self, iteration: int) -> None:
+        """Continue from the present weights."""
+
 
 _COUNTERS = ("global_steps", "skipped_steps", "micro_steps")
 
 
-def save(engine: AvgPipeEngine, save_dir: str, tag: str) -> None:
+def save(run: Run, save_dir: str, tag: str) -> None:
     """Write this rank's file. Every rank calls it, between two iterations."""
-    reference = engine.reference
+    reference = run.reference
     state = {
-        "shape": _shape(engine),
-        "iteration": engine.iteration,
-        "consumed_micro_batches": engine.consumed_micro_batches,
-        "global_samples": engine.global_samples,
-        "pipelines": [_pipeline_state(pipeline) for pipeline in engine.pipelines],
+        "shape": _shape(run),
+        "iteration": run.iteration,
+        "consumed_micro_batches": run.consumed_micro_batches,
+        "global_samples": run.global_samples,
+        "pipelines": [_pipeline_state(pipeline) for pipeline in run.pipelines],
         "reference": None if reference is None else reference.rule.state_dict(),
         "random": torch.get_rng_state(),
     }
-    path = _path(engine, save_dir, tag)
+    path = _path(run, save_dir, tag)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     torch.save(state, unfinished)
     os.replace(unfinished, path)
 
 
-def read(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dict[str, Any] | None:
+def read(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] | None:
     """This rank's file; None if there is none because plain DeepSpeed saved the checkpoint, or there is no checkpoint.
 
     Every rank calls it. Nothing is changed before all have found theirs fit.
@@ -55,39 +74,39 @@ def read(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dict[str, Any
     """
     state, problem = None, None
     try:
-        state = _fitting_state(engine, load_dir, tag)
+        state = _fitting_state(run, load_dir, tag)
     except Exception as error:  # noqa: BLE001 - told to all ranks
         problem = error
-    stage = engine.pipelines[0].stage
+    stage = run.pipelines[0].stage
     stage.rendezvous.agree(("load",), stage.topology.world_ranks, problem)
     return state
 
 
-def restore(engine: AvgPipeEngine, state: dict[str, Any], *, load_optimizer_states: bool, load_lr_scheduler_states: bool) -> None:
+def restore(run: Run, state: dict[str, Any], *, load_optimizer_states: bool, load_lr_scheduler_states: bool) -> None:
     """Continue from what `read` gave, after DeepSpeed has loaded its own files. Every rank calls it."""
-    for pipeline, saved in zip(engine.pipelines, state["pipelines"], strict=True):
+    for pipeline, saved in zip(run.pipelines, state["pipelines"], strict=True):
         _load_pipeline(pipeline, saved)
         if load_optimizer_states:
             pipeline.engine.basic_optimizer.load_state_dict(saved["optimizer"])
             compat.load_scaler_state(pipeline.engine, saved["scaler"])
         if load_lr_scheduler_states and pipeline.engine.lr_scheduler is not None and saved["scheduler"] is not None:
             pipeline.engine.lr_scheduler.load_state_dict(saved["scheduler"])
-    if engine.reference is not None:
-        engine.reference.rule.load_state_dict(state["reference"])
-    engine.consumed_micro_batches = state["consumed_micro_batches"]
-    engine.global_samples = state["global_samples"]
+    if run.reference is not None:
+        run.reference.rule.load_state_dict(state["reference"])
+    run.consumed_micro_batches = state["consumed_micro_batches"]
+    run.global_samples = state["global_samples"]
     torch.set_rng_state(state["random"])
-    engine.restart(iteration=state["iteration"])
+    run.restart(iteration=state["iteration"])
 
 
 @torch.no_grad()
-def start_from_first(engine: AvgPipeEngine, *, weights_only: bool) -> None:
+def start_from_first(run: Run, *, weights_only: bool) -> None:
     """Start all pipelines and the reference from pipeline 0's present state, after DeepSpeed has loaded it. Every rank calls it.
 
     With `weights_only`, optimizers, schedulers and counters stay as they are.
     """
-    first = engine.pipelines[0]
-    for pipeline in engine.pipelines[1:]:
+    first = run.pipelines[0]
+    for pipeline in run.pipelines[1:]:
         _copy(list(pipeline.module.parameters()), list(first.module.parameters()))
         _copy(list(pipeline.module.buffers()), list(first.module.buffers()))
         _copy(compat.masters_of(pipeline.engine), compat.masters_of(first.engine))
@@ -97,23 +116,23 @@ def start_from_first(engine: AvgPipeEngine, *, weights_only: bool) -> None:
         if first.engine.lr_scheduler is not None:
             pipeline.engine.lr_scheduler.load_state_dict(copy.deepcopy(first.engine.lr_scheduler.state_dict()))
         for name in _COUNTERS:
-            setattr(pipeline.engine, name, getattr(engine, name))
-    if engine.reference is not None:
-        engine.reference.rule.initialize(compat.masters_of(first.engine))
-    engine.restart(iteration=engine.iteration if weights_only else int(engine.global_steps))
+            setattr(pipeline.engine, name, getattr(run, name))
+    if run.reference is not None:
+        run.reference.rule.initialize(compat.masters_of(first.engine))
+    run.restart(iteration=run.iteration if weights_only else int(run.global_steps))
 
 
-def _fitting_state(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dict[str, Any] | None:
+def _fitting_state(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] | None:
     latest = Path(load_dir, "latest")
     if tag is None and not latest.exists():
         return None
-    path = _path(engine, load_dir, latest.read_text().strip() if tag is None else str(tag))
+    path = _path(run, load_dir, latest.read_text().strip() if tag is None else str(tag))
     others = sorted(path.parent.glob("avgpipe-stage_*.pt"))
     if not others:
         return None
     # Any rank's file tells the shape of the whole; a rank that has none of its own still says what is wrong.
     state: dict[str, Any] = torch.load(path if path.exists() else others[0], map_location="cpu", weights_only=False)
-    saved, present = state["shape"], _shape(engine)
+    saved, present = state["shape"], _shape(run)
     if saved != present:
         different = [f"{name} {saved[name]!r}, now {value!r}" for name, value in present.items() if saved[name] != value]
         raise ValueError(
@@ -125,18 +144,18 @@ def _fitting_state(engine: AvgPipeEngine, load_dir: str, tag: str | None) -> dic
     return state
 
 
-def _shape(engine: AvgPipeEngine) -> dict[str, Any]:
-    topology = engine.pipelines[0].stage.topology
+def _shape(run: Run) -> dict[str, Any]:
+    topology = run.pipelines[0].stage.topology
     return {
-        "num_pipelines": engine.num_pipelines,
+        "num_pipelines": len(run.pipelines),
         "num_stages": topology.num_stages,
         "data_parallel_replicas": len(topology.replica_ranks),
-        "averaging rule": None if engine.reference is None else engine.avgpipe_config.averaging.rule,
+        "averaging rule": None if run.reference is None else run.reference.rule.name,
     }
 
 
-def _path(engine: AvgPipeEngine, directory: str, tag: str) -> Path:
-    topology = engine.pipelines[0].stage.topology
+def _path(run: Run, directory: str, tag: str) -> Path:
+    topology = run.pipelines[0].stage.topology
     replica = topology.replica_ranks.index(topology.rank)
     return Path(directory, tag, f"avgpipe-stage_{topology.stage_id:02d}-replica_{replica:02d}.pt")
 

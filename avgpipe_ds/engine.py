@@ -123,7 +123,7 @@ class AvgPipeEngine(compat.StageEngine):
             if stage.topology.takes_data:
                 stage.feed.finish(iteration)
                 stage.feed.ready(iteration + 1)  # on both stages at the same point, however far each has run ahead
-            return self._progress.report(self)
+            return self._progress.report(self, self.pipelines, self._iteration)
 
     def eval_batch(
         self,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from avgpipe_ds.execution.pipeline import LOSS
-
-if TYPE_CHECKING:
-    from avgpipe_ds.engine import AvgPipeEngine
+from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.execution.pipeline import LOSS, Pipeline
 
 __all__ = ["Progress"]
 
@@ -25,31 +23,30 @@ class Progress:
     def __init__(self) -> None:
         self._since = (time.perf_counter(), 0)
 
-    def report(self, engine: AvgPipeEngine) -> Tensor:
+    def report(self, engine: compat.StageEngine, pipelines: Sequence[Pipeline], iteration: int) -> Tensor:
         """The iteration's loss: the mean over pipelines, a scalar. Also sets DeepSpeed's attributes for it."""
-        pipelines = engine.pipelines
         engine.global_samples += (len(pipelines) - 1) * int(engine.train_batch_size())
         means = {name: sum(p.losses[name] for p in pipelines) / len(pipelines) for name in pipelines[0].losses}
         loss = torch.tensor(means.pop(LOSS), dtype=torch.float32, device=engine.device)
         engine.agg_train_loss = loss
         engine.agg_additional_losses = {name: torch.tensor(value, device=engine.device) for name, value in means.items()} or None
         if engine.global_rank == 0:
-            self._log(engine, loss)
+            self._log(engine, loss, len(pipelines), iteration)
         return loss
 
-    def _log(self, engine: AvgPipeEngine, loss: Tensor) -> None:
+    def _log(self, engine: compat.StageEngine, loss: Tensor, num_pipelines: int, iteration: int) -> None:
         if engine.monitor.enabled:
             engine.monitor.write_events([("Train/Samples/train_loss", loss.item(), engine.global_samples)])
         every = engine.steps_per_print()
         if not every or engine.global_steps % every:
             return
-        (then, iteration), now = self._since, time.perf_counter()
-        seconds = (now - then) / max(1, engine.iteration - iteration)
-        self._since = (now, engine.iteration)
+        (then, trained), now = self._since, time.perf_counter()
+        seconds = (now - then) / max(1, iteration - trained)
+        self._since = (now, iteration)
         logger.info(
             "steps: %d loss: %.4f iter time (s): %.3f samples/sec: %.3f",
             engine.global_steps,
             loss,
             seconds,
-            engine.samples_per_iteration() / seconds,
+            num_pipelines * engine.train_batch_size() / seconds,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class AveragingRule(ABC):
         reference: z, one fp32 tensor per weight; valid whenever no iteration is under way.
 
     """
+
+    name: ClassVar[str]
 
     def __init__(self, *, alpha: float, num_pipelines: int) -> None:
         if not 0 < alpha <= 1:
@@ -155,6 +158,8 @@ class AvgPipeRule(AveragingRule):
 
     """
 
+    name = "avgpipe"
+
     def __init__(self, *, alpha: float, num_pipelines: int, outer_lr: float = 1.0, outer_momentum: float = 0.0) -> None:
         super().__init__(alpha=alpha, num_pipelines=num_pipelines)
         self.outer_lr = outer_lr
@@ -187,6 +192,8 @@ class EASGDRule(AveragingRule):
     c_i is taken of w_i without u_i: it is computed before the step and kept until after it.
     """
 
+    name = "easgd"
+
     def __init__(self, *, alpha: float, num_pipelines: int) -> None:
         super().__init__(alpha=alpha, num_pipelines=num_pipelines)
         self._corrections: dict[int, Tensor] = {}  # c_i of the pipeline that is stepping, by index; empty between steps
@@ -218,6 +225,8 @@ class SMARule(EASGDRule):
         momentum: mu, in [0, 1).
 
     """
+
+    name = "sma"
 
     def __init__(self, *, alpha: float, num_pipelines: int, momentum: float = 0.0) -> None:
         super().__init__(alpha=alpha, num_pipelines=num_pipelines)

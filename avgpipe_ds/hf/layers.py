@@ -9,7 +9,7 @@ cached on the module, because several micro-batches are under way at once and ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,27 @@ from torch import Tensor, nn
 
 from avgpipe_ds.hf.plan import Context, Flow
 
-if TYPE_CHECKING:
-    from avgpipe_ds.hf.families.base import DecoderFamily, Family
-
 NUM_TRAVELLING = 2  # hidden_states and attention_mask
+
+
+class BlockMaker(Protocol):
+    """What blocks want of their family; see `families.base.Family`."""
+
+    def block(self, config: Any, index: int) -> nn.Module:
+        """Transformers' own module for block `index`."""
+
+    def context(self, config: Any, hidden_states: Tensor, attention_mask: Tensor) -> Context:
+        """What blocks need beside the hidden states."""
+
+    def block_arguments(self, context: Context, index: int) -> dict[str, Any]:
+        """Keyword arguments of block `index`."""
+
+
+class NormMaker(Protocol):
+    """What the final norm wants of its family."""
+
+    def final_norm(self, config: Any) -> nn.Module:
+        """Transformers' own norm after the last block."""
 
 
 def check_input(input_ids: Tensor, attention_mask: Tensor, max_positions: int) -> None:
@@ -71,7 +88,7 @@ class LMHead(nn.Linear):
 class Block(nn.Module):
     """One transformer block, with what it needs beside the hidden states."""
 
-    def __init__(self, family: Family, config: Any, index: int) -> None:
+    def __init__(self, family: BlockMaker, config: Any, index: int) -> None:
         super().__init__()
         self.family, self.config, self.index = family, config, index
         self.layer = family.block(config, index)
@@ -90,7 +107,7 @@ class Block(nn.Module):
 class FinalNorm(nn.Module):
     """The norm after the last block of a decoder."""
 
-    def __init__(self, family: DecoderFamily, config: Any) -> None:
+    def __init__(self, family: NormMaker, config: Any) -> None:
         super().__init__()
         self.norm = family.final_norm(config)
 
