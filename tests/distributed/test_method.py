@@ -23,11 +23,13 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("averaging", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("num_pipelines, num_stages", [(2, 2), (3, 3), (3, 1), (2, 4)])
+@pytest.mark.parametrize(
+    "num_pipelines, num_stages, optimizer",
+    [(2, 2, "sgd"), (2, 2, "adamw"), (3, 3, "sgd"), (3, 3, "adamw"), (3, 1, "sgd"), (2, 4, "adamw")],
+)
 def test_weights_and_reference_follow_the_formulas(
-    worlds: dict[int, World], num_pipelines: int, num_stages: int, averaging: dict[str, Any], optimizer: str
+    worlds: dict[int, World], num_pipelines: int, num_stages: int, optimizer: str, averaging: dict[str, Any]
 ) -> None:
     run = Run(
         task=Task(tied=num_stages == 2),

@@ -63,8 +63,7 @@ def test_any_number_of_micro_batches(
     )
 
 
-@pytest.mark.parametrize("interval", [1, 2])
-@pytest.mark.parametrize("chosen_by", ["module", "config"])
+@pytest.mark.parametrize("chosen_by, interval", [("module", 1), ("config", 2)])
 @pytest.mark.parametrize("tied", [False, True], ids=["floats", "integer-inputs"])
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 def test_activation_checkpointing(worlds: dict[int, World], num_stages: int, tied: bool, chosen_by: str, interval: int) -> None:
