@@ -91,3 +91,16 @@ def shaky_links(longest_s: float) -> Iterator[None]:
         yield
     finally:
         GlooTransport.send, GlooTransport._receive_tensors = send, receive  # type: ignore[method-assign]
+
+
+@contextmanager
+def shaky_executor() -> Iterator[None]:
+    """Inside the block this rank's executor picks any stream that can go on, not the best."""
+    from avgpipe_ds.execution import pipeline
+
+    best = pipeline.priority
+    pipeline.priority = lambda **place: (_delays.randrange(1000),)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        pipeline.priority = best

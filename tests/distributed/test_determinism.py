@@ -1,4 +1,4 @@
-"""Same seed, same bits, however stages and messages are delayed."""
+"""Same seed, same bits, however stages and messages are delayed and the executor interleaves the pipelines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ITERATIONS = 4
 
 def train_shaken(run: Run) -> tuple[dict[str, torch.Tensor], list[float], list[int]]:
     """All weights, all losses, and in which order the pipelines ran on this rank."""
-    with shaky.shaky_links(0.003):
+    with shaky.shaky_links(0.003), shaky.shaky_executor():
         engine = run.engine()
         data = run.task.data(seed=engine.grid.get_data_parallel_id())
         shaky.FORWARDS.clear()

@@ -36,10 +36,11 @@ def last_line(end: Ended) -> str:
 
 
 @pytest.mark.parametrize(
-    ("size", "num_pipelines", "in_flight"), [(2, 2, True), (3, 2, True), (2, 2, False), (2, 1, True), (1, 2, True)]
+    ("size", "num_pipelines", "num_stages", "in_flight"),
+    [(2, 2, 2, True), (3, 2, 3, True), (2, 2, 2, False), (2, 1, 2, True), (2, 2, 1, True)],
 )
-def test_a_script_just_ends(forks: Forks, size: int, num_pipelines: int, in_flight: bool) -> None:
-    for end in run(forks, size, "just_ends", num_pipelines, 2, in_flight):
+def test_a_script_just_ends(forks: Forks, size: int, num_pipelines: int, num_stages: int, in_flight: bool) -> None:
+    for end in run(forks, size, "just_ends", num_pipelines, num_stages, 2, in_flight):
         assert end.code == 0, end.output
         assert "Traceback" not in end.output
 

@@ -18,16 +18,16 @@ RANK = int(os.environ["RANK"])
 SIZE = int(os.environ["WORLD_SIZE"])
 
 
-def make(num_pipelines: int = 2, **options: Any) -> tuple[Any, Any]:
-    """An engine of `SIZE` stages, and endless data."""
+def make(num_pipelines: int = 2, num_stages: int = SIZE) -> tuple[Any, Any]:
+    """An engine, and endless data."""
     avgpipe_ds.init_distributed(dist_backend="gloo")
-    run = Run(task=Task(dropout=0.1), num_stages=SIZE, avgpipe={"num_pipelines": num_pipelines}, **options)
-    return run.engine(), run.task.data()
+    run = Run(task=Task(dropout=0.1), num_stages=num_stages, avgpipe={"num_pipelines": num_pipelines})
+    return run.engine(), run.task.data(seed=RANK // num_stages)
 
 
-def just_ends(num_pipelines: int, iterations: int, in_flight: bool) -> None:
+def just_ends(num_pipelines: int, num_stages: int, iterations: int, in_flight: bool) -> None:
     """A script that trains and says nothing at the end."""
-    engine, data = make(num_pipelines)
+    engine, data = make(num_pipelines, num_stages)
     if not in_flight:
         data = iter([next(data) for _ in range(iterations * num_pipelines * 4)])
     for _ in range(iterations):
@@ -81,9 +81,7 @@ def some_fail_before_a_reduction(failing: dict[str, int]) -> None:
     """Ranks fail in the backward of one pipeline, `failing` by rank; the others have begun an all-reduction that will never be
     complete.
     """
-    avgpipe_ds.init_distributed(dist_backend="gloo")
-    run = Run(num_stages=1, avgpipe={"num_pipelines": 2})
-    engine, data = run.engine(), run.task.data(seed=RANK)
+    engine, data = make(num_stages=1)
     for iteration in range(3):
         if str(RANK) in failing and iteration == 1:
             next(engine.pipelines[failing[str(RANK)]].module.parameters()).register_hook(fail)
