@@ -76,6 +76,8 @@ def initialize(
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
         )
     compat.ensure_trainable(model)
+    if optimizer is None:
+        compat.warn_of_compilation(settings)
     parameters = None if model_parameters is None else list(model_parameters)
     # Copied before DeepSpeed takes hold of the first: it moves the weights into flat buffers of its own.
     copies = [replicate(model, optimizer, parameters, lr_scheduler) for _ in range(block.num_pipelines - 1)]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
 import torch
+from deepspeed.utils import logger  # its handler shows the line where DeepSpeed's users look for it
 from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.execution.pipeline import LOSS, Pipeline
 
 __all__ = ["Progress"]
-
-logger = logging.getLogger(__name__)
 
 
 class Progress:

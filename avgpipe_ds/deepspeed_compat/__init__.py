@@ -21,6 +21,7 @@ from avgpipe_ds.deepspeed_compat.build import (
     load_config,
     refuse_unsupported,
     skip_cpu_compilation,
+    warn_of_compilation,
 )
 from avgpipe_ds.deepspeed_compat.compute import (
     backward_from_gradients,
@@ -82,4 +83,5 @@ __all__ = [
     "tied_gradients",
     "tied_stages",
     "trained_weights",
+    "warn_of_compilation",
 ]

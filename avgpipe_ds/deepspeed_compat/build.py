@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from deepspeed.runtime.tensor_parallel.init_utils import load_ds_config
 
 from avgpipe_ds.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 __all__ = [
     "StageEngine",
     "build_stage_engine",
@@ -22,6 +25,7 @@ __all__ = [
     "load_config",
     "refuse_unsupported",
     "skip_cpu_compilation",
+    "warn_of_compilation",
 ]
 
 
@@ -96,6 +100,18 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     if autocast.get("enabled") and "16" in str(autocast.get("dtype", "")) and "b" not in str(autocast.get("dtype", "")):
         raise ConfigError(
             '"torch_autocast" with fp16 is not supported: use "bf16", or "fp16", whose loss scaling spans all stages'
+        )
+
+
+def warn_of_compilation(config: Mapping[str, Any]) -> None:
+    """Say so when DeepSpeed is about to compile an Adam of its own on CPU, which takes minutes and prints nothing."""
+    optimizer = config.get("optimizer") or {}
+    if get_accelerator().device_name() != "cpu" or str(optimizer.get("type", "")).lower() not in ("adam", "adamw"):
+        return
+    if not (optimizer.get("params") or {}).get("torch_adam"):
+        logger.warning(
+            "DeepSpeed now compiles its own Adam, unless it has before: some minutes of silence on the first start. "
+            'Put "torch_adam": true into the params of "optimizer" to use PyTorch\'s instead'
         )
 
 
