@@ -48,11 +48,15 @@ class World:
             CaseFailed: a rank raised, or its process died.
             CaseHung: not all ranks were done in time.
         """
-        if not self._processes:
-            self._start()
-        for pipe in self._pipes:
-            pipe.send((function, args))
-        results, errors = self._collect(timeout_s)
+        try:
+            if not self._processes:
+                self._start()
+            for pipe in self._pipes:
+                pipe.send((function, args))
+            results, errors = self._collect(timeout_s)
+        except BaseException:  # pytest's own time limit, or a user's interrupt: results that come later belong to no case
+            self.stop()
+            raise
         if errors:
             self.stop()
             raise CaseFailed(errors)
