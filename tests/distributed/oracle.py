@@ -62,7 +62,8 @@ class Method:
     """N models w_i and their reference z on one process.
 
     Each iteration every model trains its own batch, which gives its local update u_i; then w_i and z follow from the formulas,
-    all of whose right-hand sides use the w_i and the z of the previous iteration.
+    all of whose right-hand sides use the w_i and the z of the previous iteration. Buffers are not pulled; the reference has their
+    mean.
     """
 
     def __init__(self, run: Run, num_replicas: int = 1) -> None:
@@ -86,7 +87,12 @@ class Method:
         losses = [single.step(_take(self.streams, self.num_micro_batches)) for single in self.models]
         w_after = [weights_of(single.model) for single in self.models]
         z_new: State = {}
+        buffers = dict(self.models[0].model.named_buffers())
         for name, z in self.z.items():
+            if name in buffers:
+                values = [after[name] for after in w_after]
+                z_new[name] = sum(values) / len(values) if z.is_floating_point() else values[0]
+                continue
             w = [weights[name] for weights in w_before]
             u = [after[name] - before[name] for after, before in zip(w_after, w_before, strict=True)]
             if self.rule == "avgpipe":
