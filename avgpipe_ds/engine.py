@@ -180,6 +180,7 @@ class AvgPipeEngine(compat.StageEngine):
                     exact.update(zip(group.params, group.whole(group.masters), strict=True))
             by_name = dict(self.module.named_parameters(remove_duplicate=False))
             state = self.module.state_dict()
+            state.pop(compat.PLACEHOLDER, None)
             for name, value in state.items():
                 source = exact.get(by_name[name], value) if name in by_name else value
                 state[name] = source.detach().to(torch.float32 if source.is_floating_point() else source.dtype, copy=True)

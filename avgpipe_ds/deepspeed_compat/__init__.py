@@ -48,11 +48,12 @@ from avgpipe_ds.deepspeed_compat.masters import (
     scaler_state,
     trained_weights,
 )
-from avgpipe_ds.deepspeed_compat.module import communicators_of, ensure_trainable, place_of, tied_stages
+from avgpipe_ds.deepspeed_compat.module import PLACEHOLDER, communicators_of, ensure_trainable, place_of, tied_stages
 
 __all__ = [
     "MINIMUM_DEEPSPEED",
     "MasterGroup",
+    "PLACEHOLDER",
     "PipelineModule",
     "StageEngine",
     "backward_from_gradients",

@@ -11,9 +11,12 @@ from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
 from avgpipe_ds.errors import ConfigError
 
-__all__ = ["communicators_of", "ensure_trainable", "place_of", "tied_stages"]
+__all__ = ["PLACEHOLDER", "communicators_of", "ensure_trainable", "place_of", "tied_stages"]
 
 logger = logging.getLogger(__name__)
+
+PLACEHOLDER = "nothing_to_train"
+"""Name of the parameter that stands in where a stage has none to train."""
 
 
 def ensure_trainable(module: PipelineModule) -> None:
@@ -24,7 +27,7 @@ def ensure_trainable(module: PipelineModule) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         logger.warning("stage %d has nothing to train; it only passes gradients on", module.stage_id)
         device = get_accelerator().device_name(module.local_rank)
-        module.register_parameter("nothing_to_train", torch.nn.Parameter(torch.zeros(1, device=device)))
+        module.register_parameter(PLACEHOLDER, torch.nn.Parameter(torch.zeros(1, device=device)))
 
 
 def place_of(module: PipelineModule) -> tuple[int, int, list[list[int]]]:

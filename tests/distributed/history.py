@@ -50,7 +50,7 @@ def train(run: Run) -> list[Snapshot]:
         weights = [weights_of(pipeline.module) for pipeline in engine.pipelines]
         gradients = [] if own_masters else [seen[i] for i in range(engine.num_pipelines)]
         norm = engine.get_global_grad_norm()
-        reference = {name: z for name, z in engine.reference_state_dict().items() if name != "nothing_to_train"}
+        reference = engine.reference_state_dict()
         history.append(Snapshot(loss, None if norm is None else float(norm), gradients, weights, reference))
     engine.close()
     return history
