@@ -15,7 +15,7 @@ import torch
 
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.averaging.reference import Reference
-from avgpipe_ds.errors import AvgPipeError
+from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
 
 __all__ = ["read", "restore", "save", "start_from_first"]
@@ -78,7 +78,12 @@ def read(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] | None:
     except Exception as error:  # noqa: BLE001 - told to all ranks
         problem = error
     stage = run.pipelines[0].stage
-    stage.rendezvous.agree(("load",), stage.topology.world_ranks, problem)
+    found = stage.rendezvous.agree(("load",), stage.topology.world_ranks, problem, state is not None)
+    if len(set(found)) > 1:
+        without = [rank for rank, has in zip(stage.topology.world_ranks, found, strict=True) if not has]
+        raise AgreedError(
+            ValueError(f"ranks {without} find no checkpoint in {load_dir}, the others do: use a folder that all machines share")
+        )
     return state
 
 
@@ -127,6 +132,8 @@ def _fitting_state(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] |
     if tag is None and not latest.exists():
         return None
     path = _path(run, load_dir, latest.read_text().strip() if tag is None else str(tag))
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no checkpoint {path.parent}: name the tag of one that exists")
     others = sorted(path.parent.glob("avgpipe-stage_*.pt"))
     if not others:
         return None
@@ -134,7 +141,7 @@ def _fitting_state(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] |
     state: dict[str, Any] = torch.load(path if path.exists() else others[0], map_location="cpu", weights_only=False)
     saved, present = state["shape"], _shape(run)
     if saved != present:
-        different = [f"{name} {saved[name]!r}, now {value!r}" for name, value in present.items() if saved[name] != value]
+        different = [f"{name} {saved.get(name)!r}, now {value!r}" for name, value in present.items() if saved.get(name) != value]
         raise ValueError(
             f"the checkpoint {path.parent} was saved with {'; '.join(different)}. Resume with the same, or take only the "
             "reference's weights with load_module_only=True"
@@ -150,6 +157,8 @@ def _shape(run: Run) -> dict[str, Any]:
         "num_pipelines": len(run.pipelines),
         "num_stages": topology.num_stages,
         "data_parallel_replicas": len(topology.replica_ranks),
+        "num_micro_batches": run.pipelines[0].stage.num_micro_batches,
+        "optimizer": type(run.pipelines[0].engine.basic_optimizer).__name__,
         "averaging rule": None if run.reference is None else run.reference.rule.name,
     }
 

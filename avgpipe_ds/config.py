@@ -197,7 +197,9 @@ def _suggestion(path: list[str], section: type[BaseModel]) -> str:
 def _reject_misspelled_block(ds_config: Mapping[str, Any]) -> None:
     """Without this check "AvgPipe" or "avg_pipe" would train one pipeline and say nothing."""
     for key in ds_config:
-        if isinstance(key, str) and re.sub(r"[^a-z]", "", key.lower()) in (BLOCK, f"{BLOCK}ds"):
+        if isinstance(key, str) and difflib.get_close_matches(
+            re.sub(r"[^a-z]", "", key.lower()), [BLOCK, f"{BLOCK}ds"], cutoff=0.8
+        ):
             raise ConfigError(f'unknown block "{key}"; did you mean "{BLOCK}"?')
 
 

@@ -91,7 +91,7 @@ class DataFeed:
 def prepare_micro_batch(item: Any, device: torch.device, *, first_stage: bool, last_stage: bool) -> MicroBatch:
     """Check one item of a user's iterator and move what this stage needs of it to `device`.
 
-    Inputs are copied, as DeepSpeed does, since a loader may reuse its buffers while the micro-batch is still in flight.
+    Both are copied, since a loader may reuse its buffers while micro-batches that were taken ahead still wait.
 
     Raises:
         ValueError: the item is no pair, holds something other than tensors, or inputs and labels differ in size.
@@ -103,6 +103,8 @@ def prepare_micro_batch(item: Any, device: torch.device, *, first_stage: bool, l
             f"the data iterator must give pairs (inputs, labels) of a micro-batch, got a {type(item).__name__}{size}"
         )
     inputs, labels = (_as_tensors(part, name) for part, name in zip(item, ("inputs", "labels"), strict=True))
+    if inputs is None:
+        raise ValueError("the inputs of a micro-batch must be a tensor or a tuple of tensors, got None")
     first_input, first_label = _first(inputs), _first(labels)
     if (
         first_input is not None
@@ -117,7 +119,7 @@ def prepare_micro_batch(item: Any, device: torch.device, *, first_stage: bool, l
         )
     return (
         _map(lambda t: t.detach().to(device, copy=True), inputs) if first_stage else None,
-        _map(lambda t: t.detach().to(device), labels) if last_stage else None,
+        _map(lambda t: t.detach().to(device, copy=True), labels) if last_stage else None,
     )
 
 

@@ -66,6 +66,7 @@ class AvgPipeEngine(compat.StageEngine):
         self._reference = Reference(make_rule(config.averaging, len(engines)), engines) if others else None
         for pipeline in self.pipelines:
             pipeline.on_step = self._stepped
+        self._trainable = self._now_trainable()
         self._executor = Executor(self._stage.mailbox)
         self.restart(iteration=0)
         atexit.register(_close_at_exit, self._stage.mailbox)
@@ -110,6 +111,7 @@ class AvgPipeEngine(compat.StageEngine):
             if data_iter is not None:
                 self.set_dataiterator(data_iter)
             self._data.take(iteration, self.data_iterator)
+            self._check_trainable()
             self._follow_first_optimizer()
             for pipeline in self.pipelines:
                 pipeline.module.train()
@@ -229,15 +231,19 @@ class AvgPipeEngine(compat.StageEngine):
             wanted = {name: options.get(name, True) for name in ("load_optimizer_states", "load_lr_scheduler_states")}
             if state is not None:  # it has them all, and DeepSpeed 0.19.8 can't load its own under bf16 without ZeRO
                 options |= dict.fromkeys(wanted, False)
-            path, client_state = super().load_checkpoint(load_dir, tag, **options)
+            path, client_state, problem = None, None, None
+            try:
+                path, client_state = super().load_checkpoint(load_dir, tag, **options)
+            except Exception as error:  # noqa: BLE001 - one stage's files may be bad, the others' good
+                problem = error
+            self._stage.rendezvous.agree(("loaded",), self._stage.topology.world_ranks, problem)
             if path is None:
                 return path, client_state
             if state is None:
                 checkpoint.start_from_first(self, weights_only=weights_only)
             else:
                 checkpoint.restore(self, state, **wanted)
-                for name in ("optimizer", "lr_scheduler"):
-                    client_state.pop(name, None)
+                client_state = {k: v for k, v in (client_state or {}).items() if k not in ("optimizer", "lr_scheduler")}
             return path, client_state
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
@@ -252,6 +258,7 @@ class AvgPipeEngine(compat.StageEngine):
         The others may still finish what this rank has already done for them. Runs by itself at exit.
         """
         self._stage.mailbox.close(reason)
+        self._together.stop(AvgPipeError("it was closed"))
         self._executor.clear()
         for pipeline in self.pipelines:  # graphs in flight refer back to this engine where Python's collector can't look
             pipeline.give_up()
@@ -283,6 +290,7 @@ class AvgPipeEngine(compat.StageEngine):
             masters: whether the optimizer's master weights are the reference's, too.
 
         """
+        self._check_trainable()
         starts = [pipeline.start_of_iteration[1] for pipeline in self.pipelines]
         means = [_mean_or_first(values) for values in zip(*starts, strict=True)]
         values = dict(zip(self.module.buffers(), means, strict=True))
@@ -301,7 +309,25 @@ class AvgPipeEngine(compat.StageEngine):
         """A learning rate that the user changed on `optimizer`, which is pipeline 0's, holds for all pipelines."""
         for pipeline in self.pipelines[1:]:
             for mine, first in zip(pipeline.engine.basic_optimizer.param_groups, self.basic_optimizer.param_groups, strict=True):
-                mine.update({key: value for key, value in first.items() if key != "params"})
+                for key, value in first.items():
+                    if key != "params":  # a tensor stays this pipeline's own: its scheduler writes into it
+                        mine[key] = value.clone() if isinstance(value, Tensor) else value
+
+    def _now_trainable(self) -> list[list[bool]]:
+        return [[p.requires_grad for p in pipeline.module.parameters()] for pipeline in self.pipelines]
+
+    def _check_trainable(self) -> None:
+        """With several pipelines, which parameters train is settled: the reference is laid out for them, the rest is shared.
+
+        Raises:
+            AvgPipeError: `requires_grad` was changed since `initialize`.
+
+        """
+        if self._reference is not None and self._now_trainable() != self._trainable:
+            raise AvgPipeError(
+                "parameters were frozen or unfrozen after initialize, which several pipelines can't follow: "
+                "save a checkpoint before, build the engine anew and load it with load_module_only=True"
+            )
 
 
 def _mean_or_first(values: tuple[Tensor, ...]) -> Tensor:

@@ -40,11 +40,14 @@ def evaluate(
     """
     topology, meet = stage.topology, stage.rendezvous
     items, error = _take(stage, data_iter, num_micro_batches)
-    wishes = meet.agree(("evaluate",), topology.world_ranks, error, (num_micro_batches, return_outputs))
-    counts = sorted({count for count, _ in wishes})
-    if len(counts) > 1:
+    settings = f"num_micro_batches={num_micro_batches}, compute_loss={compute_loss}, reduce_output={reduce_output!r}"
+    if num_micro_batches < 1 or reduce_output not in ("avg", None):
+        error = ValueError(f'eval_batch wants num_micro_batches from 1 and reduce_output "avg" or None, got {settings}')
+    wishes = meet.agree(("evaluate",), topology.world_ranks, error, (settings, return_outputs))
+    different = sorted({theirs for theirs, _ in wishes})
+    if len(different) > 1:
         raise AgreedError(
-            ValueError(f"eval_batch was called with num_micro_batches {counts} on different ranks: pass the same on all")
+            ValueError(f"eval_batch was called differently on different ranks, pass the same on all: {' / '.join(different)}")
         )
     asks = {rank: wants for rank, (_, wants) in zip(topology.world_ranks, wishes, strict=True)}
     listeners = tuple(rank for rank in topology.pipeline_ranks if asks[rank])

@@ -76,6 +76,8 @@ def initialize(
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
         )
     compat.ensure_trainable(model)
+    if optimizer is None and "optimizer" not in settings and block.num_pipelines > 1:
+        raise ConfigError('several pipelines need an optimizer: pass one, or put "optimizer" into the configuration')
     if optimizer is None:
         compat.warn_of_compilation(settings)
     parameters = None if model_parameters is None else list(model_parameters)

@@ -28,7 +28,7 @@ class AveragingRule(ABC):
 
     Per iteration and pipeline: `before_step`, the optimizer, `after_step`; after all N pipelines, `finish_iteration`. The two may
     come once for all weights or once per parameter group, but the steps of two pipelines must not interleave. A pipeline that
-    skips its step (fp16 overflow) is simply not announced and counts as a zero update.
+    skips its step (fp16 overflow) is announced all the same, with unchanged weights: a zero update.
 
     Args:
         alpha: how far a parallel model is pulled to the reference in one iteration, in (0, 1].

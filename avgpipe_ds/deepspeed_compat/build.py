@@ -88,12 +88,18 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         ConfigError: ZeRO-2 or ZeRO-3, sparse gradients, or fp16 autocast with its own gradient scaler.
 
     """
-    stage = (config.get("zero_optimization") or {}).get("stage", 0)
+    zero = config.get("zero_optimization") or {}
+    if not isinstance(zero, Mapping):
+        raise ConfigError(f'"zero_optimization" must be an object such as {{"stage": 1}}, got {zero!r}')
+    stage = zero.get("stage", 0)
     if stage not in (0, 1):
         raise ConfigError(
             f'"zero_optimization.stage" is {stage!r}: pipelines work with ZeRO 0 and 1; ZeRO-2 and 3 partition gradients or '
             "weights that a pipeline needs whole until its batch is complete. Set it to 1 or 0"
         )
+    clipping = config.get("gradient_clipping", 0)
+    if not isinstance(clipping, int | float) or not clipping >= 0:
+        raise ConfigError(f'"gradient_clipping" must be a number from 0 (0 for none), got {clipping!r}')
     if config.get("sparse_gradients"):
         raise ConfigError('"sparse_gradients" is not supported with pipelines: remove it')
     autocast = config.get("torch_autocast") or {}

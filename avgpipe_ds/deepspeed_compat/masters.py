@@ -55,9 +55,10 @@ class MasterGroup:
         return [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
 
 
-def trained_weights(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
+def trained_weights(optimizer: torch.optim.Optimizer | None) -> list[list[Tensor]]:
     """By parameter group, the weights that an optimizer changes. Users often hand it frozen ones, too, which it leaves alone."""
-    return [[weight for weight in group["params"] if weight.requires_grad] for group in optimizer.param_groups]
+    groups = [] if optimizer is None else optimizer.param_groups  # an engine that only evaluates has none
+    return [[weight for weight in group["params"] if weight.requires_grad] for group in groups]
 
 
 def masters_of(engine: StageEngine) -> list[Tensor]:

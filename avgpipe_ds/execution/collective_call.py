@@ -26,6 +26,10 @@ class CollectiveCall:
         self._mailbox = mailbox
         self._failure: BaseException | None = None
 
+    def stop(self, reason: BaseException) -> None:
+        """No block can be entered any more."""
+        self._failure = self._failure or reason
+
     def __enter__(self) -> None:
         if self._failure is not None:
             raise AvgPipeError(f"this engine stopped earlier: {type(self._failure).__name__}: {self._failure}")

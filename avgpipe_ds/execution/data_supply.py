@@ -66,7 +66,8 @@ class DataSupply:
                 left = stage.rendezvous.collect(key, (lacking[0],))[0]
                 raise AvgPipeError(
                     f"the data of rank {lacking[0]} ended at iteration {iteration} with {left} of {self._size} micro-batches, "
-                    f"that of rank {stage.topology.rank} did not: first and last stage must be given the same data"
+                    f"that of rank {stage.topology.rank} did not: first and last stage must be given the same "
+                    "data, replicas as much"
                 )
             return False
         return len(lacking) == len(others)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
+
 from common.errors import RecipeError
 from common.narrator import Narrator
 from common.sampler import BatchShape
@@ -48,7 +50,7 @@ class Checkpoints:
             RecipeError: the checkpoint is of a run whose data would be divided differently.
 
         """
-        if self._folder is None or not (Path(self._folder) / "latest").is_file():
+        if self._folder is None or not self._any_rank_sees_one(self._folder):
             self._narrator.say(f"no checkpoint in {self._folder}: starting from the beginning")
             return
         with self._narrator.phase(f"resuming from {self._folder}"):
@@ -63,3 +65,10 @@ class Checkpoints:
         ]
         if different:
             raise RecipeError(f"--resume: the checkpoint in {self._folder} is of another run: {'; '.join(different)}.")
+
+    @staticmethod
+    def _any_rank_sees_one(folder: str) -> bool:
+        """All ranks load or none: where only some see the folder, loading says which do not."""
+        seen = [False] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(seen, (Path(folder) / "latest").is_file())
+        return any(seen)

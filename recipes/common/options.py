@@ -6,6 +6,7 @@ by that function, so that `--help` and a wrong argument do not wait ten seconds 
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -59,8 +60,24 @@ class RecipeOptions:
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise RecipeError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}.")
+        world_size = int(os.environ.get("WORLD_SIZE", self.stages))
+        if world_size % self.stages:
+            raise RecipeError(f"--stages {self.stages} must divide the {world_size} processes that were started.")
+        for name in ("save_dir", "output_dir"):
+            _check_writable(name, getattr(self, name))
         if (self.resume or self.save_every) and self.save_dir is None:
             raise RecipeError("--resume and --save-every need --save-dir, the folder with the checkpoints.")
+
+
+def _check_writable(name: str, folder: str | None) -> None:
+    """Better now than after the training that was to be kept there."""
+    try:
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError("not writable")
+    except OSError as error:
+        raise RecipeError(f"--{name.replace('_', '-')} {folder}: can't write there: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

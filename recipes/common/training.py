@@ -68,7 +68,7 @@ def train_and_validate(engine: Any, data: TaskData, options: RecipeOptions, narr
         num_iterations=num_iterations,
     )
     progress = TrainingProgress(narrator, first_iteration=first, num_iterations=num_iterations)
-    loss = float("nan")
+    loss: float | None = None  # stays so if a run that had ended is resumed
     validation: Validation | None = None
 
     def validate_now() -> None:

@@ -145,7 +145,7 @@ def test_a_key_that_is_no_string():
         AvgPipeConfig.from_deepspeed({"avgpipe": {3: 4}})
 
 
-@pytest.mark.parametrize("name", ["AvgPipe", "avg_pipe", "avg-pipe", "AVGPIPE", "avgpipe_ds"])
+@pytest.mark.parametrize("name", ["AvgPipe", "avg_pipe", "avgpip", "avg-pipe", "AVGPIPE", "avgpipe_ds"])
 def test_a_misspelled_block_is_not_ignored(name):
     with pytest.raises(ConfigError, match=f'unknown block "{name}"; did you mean "avgpipe"'):
         AvgPipeConfig.from_deepspeed({name: {"num_pipelines": 2}})

@@ -1,0 +1,123 @@
+"""What users do by mistake, alone or on some ranks only: an error on every rank that says what to do, or the right result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from avgpipe_ds.errors import AvgPipeError, ConfigError
+from tests.distributed.models import Run, Task, weights_of
+from tests.distributed.world import World
+
+TWO = Run(avgpipe={"num_pipelines": 2}, task=Task(), num_micro_batches=2)
+
+
+def failure(call: Callable[[], Any], *kinds: type[BaseException]) -> str:
+    """The error that a call raises, which is one of these."""
+    with pytest.raises(kinds) as caught:
+        call()
+    return str(caught.value)
+
+
+def reused_buffers(run: Run) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A loader that hands out the same two tensors again and again."""
+    buffers: Any = None
+    for item in run.task.data():
+        if buffers is None:
+            buffers = tuple(t.clone() for t in item)
+        for buffer, value in zip(buffers, item, strict=True):
+            buffer.copy_(value)
+        yield buffers
+
+
+def train_with_either_loader() -> bool:
+    weights = []
+    for data in (TWO.task.data(), reused_buffers(TWO)):
+        engine = TWO.engine()
+        for _ in range(3):
+            engine.train_batch(data)
+        weights.append([weights_of(pipeline.module) for pipeline in engine.pipelines])
+        engine.close()
+    return all(torch.equal(a[name], b[name]) for a, b in zip(*weights, strict=True) for name in a)
+
+
+def test_a_loader_may_reuse_its_buffers(worlds: dict[int, World]) -> None:
+    assert worlds[2].run(train_with_either_loader) == [True, True]
+
+
+def rates_after_three_iterations() -> list[float]:
+    import avgpipe_ds
+
+    engine = avgpipe_ds.initialize(
+        model=TWO.task.pipeline(2),
+        optimizer=lambda p: torch.optim.Adam(p, lr=torch.tensor(1.0)),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        config=TWO.deepspeed_config(),
+    )[0]
+    data = TWO.task.data()
+    for _ in range(3):
+        engine.train_batch(data)
+    engine.close()
+    return [float(pipeline.engine.basic_optimizer.param_groups[0]["lr"]) for pipeline in engine.pipelines]
+
+
+def test_a_learning_rate_that_is_a_tensor_belongs_to_one_pipeline(worlds: dict[int, World]) -> None:
+    assert worlds[2].run(rates_after_three_iterations) == [[0.125, 0.125]] * 2
+
+
+def mistakes(folder: str) -> dict[str, str]:
+    """Error texts on this rank; the engine goes on after each but the last two."""
+    import torch.distributed as dist
+
+    rank, errors = dist.get_rank(), {}
+    engine, data = TWO.engine(), TWO.task.data()
+    engine.train_batch(data)
+    for name, wrong in {
+        "loss on one rank only": {"compute_loss": rank == 0},
+        "no micro-batch": {"num_micro_batches": 0},
+        "unknown reduction": {"reduce_output": "sum"},
+    }.items():
+        errors[name] = failure(lambda wrong=wrong: engine.eval_batch(TWO.task.data(), **wrong), ValueError)
+    engine.save_checkpoint(folder, tag="there")
+    errors["unknown tag"] = failure(lambda: engine.load_checkpoint(folder, tag="elsewhere"), ValueError)
+    mine = folder if rank == 0 else f"{folder}/on-another-machine"
+    errors["folder of one machine"] = failure(lambda: engine.load_checkpoint(mine), ValueError)
+    engine.train_batch(data)
+    for pipeline in engine.pipelines:
+        next(pipeline.module.parameters()).requires_grad_(False)
+    errors["frozen later"] = failure(lambda: engine.train_batch(data), AvgPipeError)
+    engine.close()
+    errors["closed"] = failure(lambda: engine.train_batch(data), AvgPipeError)
+    without = Run(avgpipe={"num_pipelines": 2}).deepspeed_config()
+
+    def no_optimizer() -> Any:
+        import avgpipe_ds
+
+        return avgpipe_ds.initialize(model=TWO.task.pipeline(2), config=without)
+
+    errors["no optimizer"] = failure(no_optimizer, ConfigError)
+    return errors
+
+
+EXPECTED = {
+    "loss on one rank only": "called differently on different ranks.*compute_loss=False.*compute_loss=True",
+    "no micro-batch": "num_micro_batches from 1",
+    "unknown reduction": 'reduce_output "avg" or None',
+    "unknown tag": "no checkpoint .*elsewhere",
+    "folder of one machine": r"ranks \[1\] find no checkpoint",
+    "frozen later": "frozen or unfrozen after initialize|failed: AvgPipeError",
+    "closed": "closed|stopped earlier",
+    "no optimizer": "need an optimizer",
+}
+
+
+def test_mistakes_are_named_on_every_rank(worlds: dict[int, World], tmp_path: Path) -> None:
+    for errors in worlds[2].run(mistakes, str(tmp_path)):
+        assert errors.keys() == EXPECTED.keys()
+        for name, pattern in EXPECTED.items():
+            assert re.search(pattern, errors[name], re.DOTALL), (name, errors[name])
