@@ -194,22 +194,25 @@ class GlooTransport(Transport):
                     self.inbox.put(LostPeer(peer, *payload))
                     self._say_goodbye(peer)
                     return
-                inline = self._fits(specs, start)
-                tensors, works = self._unpack(frame[start:], specs) if inline else self._receive_tensors(peer, specs)
-                arrival = self._receive(frame, peer)  # posted ahead: the next frame need not wait for these tensors
+                flags = tuple(spec.requires_grad for spec in specs)
+                if self._fits(specs, start):
+                    self.inbox.put(Message(channel, payload, self._unpack(frame[start:], specs), flags, peer))
+                    arrival = self._receive(frame, peer)
+                    continue
+                tensors, works = self._receive_tensors(peer, specs)
+                arrival = self._receive(frame, peer)  # posted now: the next frame need not wait for these tensors
                 for work in works:
                     work.wait()
-                flags = tuple(spec.requires_grad for spec in specs)
                 self.inbox.put(Message(channel, payload, tuple(tensors), flags, peer))
         except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the main thread must hear of it
             self._lost(peer, error)
 
-    def _unpack(self, data: Tensor, specs: tuple[TensorSpec, ...]) -> tuple[list[Tensor], list[Any]]:
+    def _unpack(self, data: Tensor, specs: tuple[TensorSpec, ...]) -> tuple[Tensor, ...]:
         tensors = [spec.allocate(self.device) for spec in specs]
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.view(-1).view(torch.uint8).copy_(data[: spec.num_bytes])
             data = data[spec.num_bytes :]
-        return tensors, []
+        return tuple(tensors)
 
     def _reap(self) -> None:
         while self._sent or not self._all_said.is_set():

@@ -19,7 +19,7 @@ from avgpipe_ds.execution.pipeline import Pipeline
 
 __all__ = ["Stopwatch", "memory_of", "saved_bytes"]
 
-_COMPUTATION = ("forward", "backward_from_loss", "backward_from_gradients", "optimizer_step")
+_COMPUTATION = ("forward", "backward_from_loss", "backward_from_gradients", "local_squared_norm", "optimizer_step")
 _AVERAGING = {"before_step": "pull", "after_step": "pull", "finish_iteration": "reference"}
 
 
@@ -27,8 +27,8 @@ _AVERAGING = {"before_step": "pull", "after_step": "pull", "finish_iteration": "
 class Stopwatch:
     """Seconds and calls by part, while `running`.
 
-    The executor's own time is what is left of `run` after computation, optimizer and waiting: choosing, messages, data, random
-    states, hooks.
+    The executor's own time is what is left of `run` after computation, clipping norm, optimizer and waiting: choosing, messages,
+    data, random states, hooks.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
