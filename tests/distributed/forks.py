@@ -84,6 +84,7 @@ def _serve() -> Callable[[], None] | None:
             if not pid:
                 os.dup2(logs[rank].fileno(), 1)
                 os.dup2(logs[rank].fileno(), 2)
+                sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # errors and output in the order of events
                 _become(rank, size, port)
                 return _find(case, args)
             pids[rank] = pid

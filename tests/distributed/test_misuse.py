@@ -88,6 +88,7 @@ def mistakes(folder: str) -> dict[str, str]:
     mine = folder if rank == 0 else f"{folder}/on-another-machine"
     errors["folder of one machine"] = failure(lambda: engine.load_checkpoint(mine), ValueError)
     engine.train_batch(data)
+    dist.barrier()  # else the other rank might hear of the next failure within this call
     for pipeline in engine.pipelines:
         next(pipeline.module.parameters()).requires_grad_(False)
     errors["frozen later"] = failure(lambda: engine.train_batch(data), AvgPipeError)

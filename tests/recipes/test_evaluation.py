@@ -47,6 +47,9 @@ class OneStage:
 
 @pytest.fixture
 def process_group(tmp_path):
+    if dist.is_initialized():  # by tests of another folder, for the whole session
+        yield
+        return
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
