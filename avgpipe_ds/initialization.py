@@ -85,7 +85,6 @@ def initialize(
     copies = [replicate(model, optimizer, parameters, lr_scheduler) for _ in range(block.num_pipelines - 1)]
     engine = compat.build_stage_engine(
         AvgPipeEngine,
-        args=None,
         model=model,
         config=settings,
         optimizer=optimizer,
@@ -99,7 +98,6 @@ def initialize(
     others = [
         compat.build_stage_engine(
             compat.StageEngine,
-            args=None,
             model=module,
             config=quiet,
             optimizer=its_optimizer,

@@ -133,7 +133,7 @@ def build_stage_engine(cls: type[StageEngine], *, model: PipelineModule, config:
     mpu = model.mpu()
     parsed = DeepSpeedConfig(config, mpu)
     deepspeed.set_optimizer_flags(parsed, model)
-    engine = cls(model=model, mpu=mpu, config=config, config_class=parsed, **arguments)
+    engine = cls(args=None, model=model, mpu=mpu, config=config, config_class=parsed, **arguments)
     deepspeed.zero.partition_parameters.restore_init_context()
     engine._configure_python_gc()
     return engine

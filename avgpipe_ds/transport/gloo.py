@@ -20,7 +20,6 @@ peer.
 from __future__ import annotations
 
 import datetime
-import logging
 import threading
 import time
 import zlib
@@ -36,8 +35,6 @@ from avgpipe_ds.transport.base import Inbox, LostPeer, Transport
 from avgpipe_ds.transport.message import Message, TensorSpec, decode_header, encode_header
 
 __all__ = ["GlooTransport"]
-
-logger = logging.getLogger(__name__)
 
 _LENGTH_BYTES = 4
 _FRAME_BYTES = 1 << 16  # of the buffer that a frame is received in; gloo sends only what is used of it
