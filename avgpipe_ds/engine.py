@@ -116,7 +116,7 @@ class AvgPipeEngine(compat.StageEngine):
             for pipeline in self.pipelines:
                 pipeline.module.train()
             stage.begin(iteration)
-            self._executor.run(lambda: stage.iteration_complete or self._data.ended(iteration))
+            self._executor.run(lambda: self._nothing_left(iteration))
             if not stage.iteration_complete:
                 stage.end_without_data()
                 raise AgreedError(self._data.end(iteration))
@@ -155,6 +155,7 @@ class AvgPipeEngine(compat.StageEngine):
 
         """
         with self._together, self.reference_weights():
+            self._together.meet("eval_batch")
             self.module.eval()
             try:
                 return evaluate(
@@ -201,6 +202,7 @@ class AvgPipeEngine(compat.StageEngine):
         Plain DeepSpeed can load the former. `client_state` comes back from `load_checkpoint`.
         """
         with self._together:
+            self._together.meet("save_checkpoint")
             tag = f"global_step{self.global_steps}" if tag is None else str(tag)
             checkpoint.save(self, save_dir, tag)
             with self.reference_weights(masters=True):
@@ -226,6 +228,7 @@ class AvgPipeEngine(compat.StageEngine):
 
         """
         with self._together:
+            self._together.meet("load_checkpoint")
             weights_only = bool(options.get("load_module_only"))
             state = None if weights_only else checkpoint.read(self, load_dir, tag)
             wanted = {name: options.get(name, True) for name in ("load_optimizer_states", "load_lr_scheduler_states")}
@@ -312,6 +315,11 @@ class AvgPipeEngine(compat.StageEngine):
                 for key, value in first.items():
                     if key != "params":  # a tensor stays this pipeline's own: its scheduler writes into it
                         mine[key] = value.clone() if isinstance(value, Tensor) else value
+
+    def _nothing_left(self, iteration: int) -> bool:
+        """Whether `train_batch` can return: all pipelines have stepped, or the data has ended before they could."""
+        self._together.train()
+        return self._stage.iteration_complete or self._data.ended(iteration)
 
     def _now_trainable(self) -> list[list[bool]]:
         return [[p.requires_grad for p in pipeline.module.parameters()] for pipeline in self.pipelines]

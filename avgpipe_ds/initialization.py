@@ -60,7 +60,7 @@ def initialize(
         optimizer's parameter groups holds for all pipelines.
 
     Raises:
-        ConfigError: a setting is wrong or does not go together with pipelines.
+        ConfigError: a setting is wrong or does not go together with pipelines, or the optimizer trains another model.
         TypeError: `model` is not a `PipelineModule`, or can't be copied.
 
     """
@@ -81,6 +81,9 @@ def initialize(
     if optimizer is None:
         compat.warn_of_compilation(settings)
     parameters = None if model_parameters is None else list(model_parameters)
+    _check_ownership(model, "model_parameters", parameters or ())
+    if isinstance(optimizer, torch.optim.Optimizer):
+        _check_ownership(model, "the optimizer", optimizer.param_groups)
     # Copied before DeepSpeed takes hold of the first: it moves the weights into flat buffers of its own.
     copies = [replicate(model, optimizer, parameters, lr_scheduler) for _ in range(block.num_pipelines - 1)]
     engine = compat.build_stage_engine(
@@ -110,3 +113,20 @@ def initialize(
     assert isinstance(engine, AvgPipeEngine)
     engine.start(block, others)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _check_ownership(model: compat.PipelineModule, holder: str, parameters: Iterable[Any]) -> None:
+    """Parameters, or groups of them, must be this stage's: others would be trained by nobody, and silently.
+
+    Raises:
+        ConfigError: some are not.
+
+    """
+    own = {id(p) for p in model.parameters()}
+    flat = [p for group in parameters for p in (group["params"] if isinstance(group, Mapping) else [group])]
+    foreign = [p for p in flat if isinstance(p, torch.Tensor) and id(p) not in own]
+    if foreign:
+        raise ConfigError(
+            f"{len(foreign)} of the {len(flat)} parameters of {holder} do not belong to this stage of the model: "
+            "make it from the parameters() of the PipelineModule that you pass"
+        )

@@ -10,7 +10,7 @@
 
 REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$REPOSITORY/.venv"
-INSTALL_LOG="$VENV/install.log"
+INSTALL_LOG="$VENV.log"
 
 fail() {
     echo "error: $*" >&2
@@ -41,7 +41,7 @@ run_watched() {
     trap - INT TERM
     if [ "$status" -ne 0 ]; then
         tail -n 20 "$INSTALL_LOG" >&2
-        fail "$what failed (exit code $status). The last lines of $INSTALL_LOG are above. Can this machine reach a package index?"
+        fail "$what failed (exit code $status). The last lines of $INSTALL_LOG are above. Installing needs a package index that this machine can reach."
     fi
 }
 
@@ -59,8 +59,7 @@ check_tools() {
 make_venv() {
     # One that does not run (interrupted while it was made, moved here from another folder) is made anew.
     if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
-        echo "making a virtual environment in $VENV ..."
-        "$PYTHON" -m venv --clear "$VENV" || fail "could not make a virtual environment in $VENV"
+        run_watched "making a virtual environment in $VENV" "$PYTHON" -m venv --clear "$VENV"
     fi
 }
 
@@ -81,13 +80,13 @@ prepare_environment() {
     local purpose="$1" extras="$2"
     shift 2
     check_tools
+    : >"$INSTALL_LOG"
     make_venv
     local marker="$VENV/.complete-$purpose" wanted
     wanted="$(cat "$REPOSITORY/launch/constraints.txt" "$REPOSITORY/pyproject.toml" - <<<"$extras $*" |
         "$VENV/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
     if [ "$(cat "$marker" 2>/dev/null)" != "$wanted" ]; then
         rm -f "$marker"
-        : >"$INSTALL_LOG"
         install_everything "$extras" "$@"
         echo "$wanted" >"$marker"
     fi

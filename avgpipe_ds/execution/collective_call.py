@@ -1,4 +1,8 @@
-"""What all ranks do together: train, evaluate, save, load."""
+"""What all ranks do together: train, evaluate, save, load.
+
+Training makes no rank wait for all others, so nobody announces it. The other calls do: a rank that trains meanwhile sees the
+announcement of a call that it is not in.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,44 @@ class CollectiveCall:
     def stop(self, reason: BaseException) -> None:
         """No block can be entered any more."""
         self._failure = self._failure or reason
+
+    def meet(self, name: str) -> None:
+        """Wait until all ranks are in this call; to be used inside the block.
+
+        Raises:
+            AgreedError: with a `ValueError`, on every rank: they are in different calls.
+
+        """
+        mailbox, rank = self._mailbox, self._mailbox.transport.rank
+        names = {rank: name}
+        for other in range(mailbox.transport.world_size):
+            if other != rank:
+                mailbox.send(other, ("call", mailbox.calls), name)
+        while len(names) < mailbox.transport.world_size:
+            while not mailbox.has(("call", mailbox.calls)):
+                mailbox.wait()
+            message = mailbox.take(("call", mailbox.calls))
+            names[message.source] = message.payload
+        if len(set(names.values())) > 1:
+            raise AgreedError(ValueError(self._different(names)))
+
+    def train(self) -> None:
+        """To be asked again and again by a rank that trains.
+
+        Raises:
+            AvgPipeError: another rank is in a call that this one is not in.
+
+        """
+        for call in (self._mailbox.calls, self._mailbox.calls - 1):  # a rank may have trained to the end of a call by itself
+            if self._mailbox.has(("call", call)):
+                message = self._mailbox.take(("call", call))
+                raise AvgPipeError(
+                    self._different({message.source: message.payload, self._mailbox.transport.rank: "train_batch"})
+                )
+
+    def _different(self, names: dict[int, str]) -> str:
+        found = ", ".join(f"{name} by {self._mailbox.name_of(rank)}" for rank, name in sorted(names.items()))
+        return f"every rank must make the same calls in the same order, but this one is {found}"
 
     def __enter__(self) -> None:
         if self._failure is not None:

@@ -35,6 +35,7 @@ class Mailbox:
         name_of: how to name a rank to a user, such as "rank 3 (stage 1)".
 
     Attributes:
+        transport, name_of: as given.
         calls: how many calls that all ranks take part in this one has begun; the engine counts.
         generation: part of every channel; `forget` starts a new one.
 
@@ -44,7 +45,7 @@ class Mailbox:
         self.transport = transport
         self.calls = 0
         self.generation = 0
-        self._name_of = name_of
+        self.name_of = name_of
         self._channels: defaultdict[tuple[int, Hashable], deque[Message]] = defaultdict(deque)
         self._gone: dict[int, LostPeer] = {}
         self._abort: Message | None = None
@@ -163,8 +164,8 @@ class Mailbox:
 
     def _raise_failures(self) -> None:
         if self._abort is not None:
-            raise RemoteError(self._abort.source, f"{self._abort.payload} (told by {self._name_of(self._abort.source)})")
+            raise RemoteError(self._abort.source, f"{self._abort.payload} (told by {self.name_of(self._abort.source)})")
         for peer in self._gone.values():
             # Who left in good order after as many calls as this rank has begun has sent everything that this rank still needs.
             if peer.calls < self.calls:
-                raise PeerLost(f"{self._name_of(peer.rank)} is gone: {peer.reason}")
+                raise PeerLost(f"{self.name_of(peer.rank)} is gone: {peer.reason}")

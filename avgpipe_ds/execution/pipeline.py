@@ -8,9 +8,9 @@ so any number of forwards may run ahead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from deepspeed.runtime.pipe import schedule as ds
@@ -30,6 +30,7 @@ from avgpipe_ds.schedules.priority import priority
 __all__ = ["Pipeline"]
 
 LOSS = "loss"
+T = TypeVar("T")
 Losses = dict[str, float]
 
 
@@ -259,39 +260,21 @@ class Pipeline:
         ds.RecvGrad: _receive_gradient,
     }
 
-    def _finish_batch(self) -> Iterator[Wait]:
+    def _finish_batch(self) -> Generator[Wait, None, None]:
         """ReduceTiedGrads, ReduceGrads and OptimizerStep: everything that needs the peers."""
         stage, key = self.stage, (self.iteration, self.pipeline_id)
+        topology, meet = stage.topology, stage.rendezvous
         yield self._until(lambda: stage.may_finish(self.iteration))
-        for waiting in (
-            reduce_tied_gradients(self.engine, stage, self.pipeline_id),
-            reduce_gradients(self.engine, stage, self.pipeline_id),
-        ):
-            for done in waiting:
-                yield self._until(done)
-        replicas, stages, world = stage.topology.replica_ranks, stage.topology.pipeline_ranks, stage.topology.world_ranks
-        clips = self.engine.gradient_clipping() > 0 and not compat.has_own_collectives(self.engine)
-        blocks = compat.has_own_collectives(self.engine)
-        norm = compat.local_squared_norm(self.engine) if clips else 0.0
-        meet = stage.rendezvous
-        meet.announce(("losses", key), replicas, self._batch_losses)
-        if clips:
-            meet.announce(("norm", key), stages, norm)
-        if blocks:
-            meet.announce(("step", key), world)
-        yield self._until(
-            lambda: (
-                stage.may_step(*key)
-                and meet.complete(("losses", key), replicas)
-                and (not clips or meet.complete(("norm", key), stages))
-                and (not blocks or meet.complete(("step", key), world))
-            )
-        )
-        if clips:
-            self.engine.gradient_norm = math.sqrt(sum(meet.collect(("norm", key), stages, norm)))
-        if blocks:
-            meet.collect(("step", key), world)
-        every = meet.collect(("losses", key), replicas, self._batch_losses)
+        yield from self._each(reduce_tied_gradients(self.engine, stage, self.pipeline_id))
+        yield from self._each(reduce_gradients(self.engine, stage, self.pipeline_id))
+        every = yield from self._each(meet.gathering(("losses", key), topology.replica_ranks, self._batch_losses))
+        if compat.has_own_collectives(self.engine):  # its step waits for the other ranks: all must have come
+            yield from self._each(meet.gathering(("step", key), topology.world_ranks))
+        elif self.engine.gradient_clipping() > 0:
+            norm = compat.local_squared_norm(self.engine)
+            norms = yield from self._each(meet.gathering(("norm", key), topology.pipeline_ranks, norm))
+            self.engine.gradient_norm = math.sqrt(sum(norms))
+        yield self._until(lambda: stage.may_step(*key))
         self.losses = {name: sum(losses[name] for losses in every) / len(every) for name in every[0]}
         compat.optimizer_step(self.engine)
         stage.stepped += 1
@@ -299,3 +282,11 @@ class Pipeline:
 
     def _until(self, ready: Callable[[], bool]) -> Wait:
         return Wait(ready, (0, self.iteration, self.pipeline_id))
+
+    def _each(self, conditions: Generator[Callable[[], bool], None, T]) -> Generator[Wait, None, T]:
+        """Wait for one condition after the other."""
+        try:
+            while True:
+                yield self._until(next(conditions))
+        except StopIteration as end:
+            return cast(T, end.value)

@@ -6,7 +6,7 @@ own, so pipelines may come to their reductions in different orders on different 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ __all__ = ["reduce_gradients", "reduce_tied_gradients"]
 _BUCKET_NUMEL = 1 << 24
 
 
-def reduce_tied_gradients(engine: compat.StageEngine, stage: Stage, lane: int) -> Iterator[Callable[[], bool]]:
+def reduce_tied_gradients(engine: compat.StageEngine, stage: Stage, lane: int) -> Generator[Callable[[], bool], None, None]:
     """Sum the gradients of tied weights over the stages that hold a copy."""
     pending = _Countdown()
     for gradient, ranks in compat.tied_gradients(engine):
@@ -27,7 +27,7 @@ def reduce_tied_gradients(engine: compat.StageEngine, stage: Stage, lane: int) -
     yield pending.done
 
 
-def reduce_gradients(engine: compat.StageEngine, stage: Stage, lane: int) -> Iterator[Callable[[], bool]]:
+def reduce_gradients(engine: compat.StageEngine, stage: Stage, lane: int) -> Generator[Callable[[], bool], None, None]:
     """Average the gradients over the data-parallel replicas, with DeepSpeed's factors and communication dtype."""
     if compat.reduces_gradients_itself(engine):
         return

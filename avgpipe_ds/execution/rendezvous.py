@@ -4,11 +4,14 @@ A rank announces that it has come to a point, with a small payload if it likes, 
 reached once all peers have announced theirs. The payloads make it an all-gather of host scalars at the same time: the clipping
 norm over all stages and the loss over the data-parallel group are read off it. Before DeepSpeed's own blocking collectives it
 makes sure that no rank waits in one for long.
+
+Where all ranks meet, each tells the first and the first tells all: n ranks then need 2 (n - 1) messages, not n (n - 1), and of
+the stages of a pipeline the first is the last to come anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import Any
 
 from avgpipe_ds.errors import AgreedError, RemoteError
@@ -38,12 +41,30 @@ class Rendezvous:
         """The payloads in the order of `ranks`, this rank's own being `payload`; `key` must be complete and is then forgotten."""
         return [payload if rank == self._rank else self._mailbox.take(("announce", key, rank)).payload for rank in ranks]
 
+    def gathering(
+        self, key: Hashable, ranks: tuple[int, ...], payload: Any = None
+    ) -> Generator[Callable[[], bool], None, list[Any]]:
+        """All-gather that does not block: yields what to wait for, and returns the payloads in the order of `ranks`."""
+        first = ranks[0]
+        if self._rank != first:
+            self.announce((key, "part"), (first,), payload)
+            yield lambda: self.complete((key, "all"), (first,))
+            return list(self.collect((key, "all"), (first,))[0])
+        yield lambda: self.complete((key, "part"), ranks)
+        payloads = self.collect((key, "part"), ranks, payload)
+        self.announce((key, "all"), ranks, payloads)
+        return payloads
+
     def gather(self, key: Hashable, ranks: tuple[int, ...], payload: Any = None) -> list[Any]:
-        """`announce`, wait and `collect` in one: blocks until all `ranks` have come."""
-        self.announce(key, ranks, payload)
-        while not self.complete(key, ranks):
-            self._mailbox.wait()
-        return self.collect(key, ranks, payload)
+        """`gathering`, blocking until all `ranks` have come."""
+        steps = self.gathering(key, ranks, payload)
+        try:
+            while True:
+                come = next(steps)
+                while not come():
+                    self._mailbox.wait()
+        except StopIteration as end:
+            return list(end.value)
 
     def agree(self, key: Hashable, ranks: tuple[int, ...], error: Exception | None, payload: Any = None) -> list[Any]:
         """`gather`, and an error on one rank is an error on all, before any of them has gone on.

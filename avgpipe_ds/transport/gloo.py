@@ -83,16 +83,17 @@ class GlooTransport(Transport):
                 self._send(to, message)
 
     def _send(self, to: int, message: Message) -> None:
-        header = encode_header(message)
+        specs = message.specs()
+        header = encode_header(message.channel, message.payload, specs)
         frame = bytearray(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-        inline = self._fits(message.specs(), len(frame))
+        inline = self._fits(specs, len(frame))
         if inline:
             for tensor in message.tensors:
                 frame += _as_bytes(tensor).numpy().tobytes()
         data = torch.frombuffer(frame, dtype=torch.uint8)
         try:
             works = [dist.isend(part, to, group=self._group, tag=_FRAME_TAG) for part in torch.split(data, _FRAME_BYTES)]
-            kept = None if inline else self._send_tensors(to, message, works)
+            kept = None if inline else self._send_tensors(to, message.tensors, specs, works)
         except RuntimeError as error:
             self._lost(to, error)
             return
@@ -148,11 +149,11 @@ class GlooTransport(Transport):
                 self._send(peer, Message(_GOODBYE, (reason, calls)))
                 self._parted.add(peer)
 
-    def _send_tensors(self, to: int, message: Message, works: list[Any]) -> Any:
+    def _send_tensors(self, to: int, tensors: tuple[Tensor, ...], specs: tuple[TensorSpec, ...], works: list[Any]) -> Any:
         """Start to send the tensors, appending to `works`; returns what must stay alive until they are done."""
-        flat = [_as_bytes(t) for t in message.tensors if t.numel()]
+        flat = [_as_bytes(t) for t in tensors if t.numel()]
         if flat:
-            tag = _tag_of(message.specs())
+            tag = _tag_of(specs)
             works.extend(dist.isend(t, to, group=self._group, tag=tag) for t in flat)
         return flat
 

@@ -64,9 +64,9 @@ class Message:
         return tuple(TensorSpec(tuple(t.shape), t.dtype, flag) for t, flag in zip(self.tensors, flags, strict=True))
 
 
-def encode_header(message: Message) -> bytes:
+def encode_header(channel: Hashable, payload: Any, specs: tuple[TensorSpec, ...]) -> bytes:
     """The header as bytes. Ranks of one job trust each other, hence pickle."""
-    return pickle.dumps((message.channel, message.payload, message.specs()), protocol=pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((channel, payload, specs), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode_header(header: bytes) -> tuple[Hashable, Any, tuple[TensorSpec, ...]]:

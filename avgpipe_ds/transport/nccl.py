@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avgpipe_ds.transport.gloo import GlooTransport
-from avgpipe_ds.transport.message import Message, TensorSpec
+from avgpipe_ds.transport.message import TensorSpec
 
 __all__ = ["NcclTransport"]
 
@@ -38,8 +38,8 @@ class NcclTransport(GlooTransport):
             self._streams[peer] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._streams[peer]
 
-    def _send_tensors(self, to: int, message: Message, works: list[Any]) -> Any:
-        flat = [t.detach().contiguous() for t in message.tensors if t.numel()]
+    def _send_tensors(self, to: int, tensors: tuple[Tensor, ...], specs: tuple[TensorSpec, ...], works: list[Any]) -> Any:
+        flat = [t.detach().contiguous() for t in tensors if t.numel()]
         group = self._pairs[self.rank, to] if flat else None
         works.extend(dist.isend(t, to, group=group) for t in flat)
         return flat

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load_classification", "load_language"]
 
+_PACKAGED = (*packaged_corpora.CLASSIFICATION, *packaged_corpora.LANGUAGE)
+
 
 def load_classification(options: DataOptions) -> ClassificationCorpus:
     """Load labelled texts: a packaged data set by name, else a local file or folder, else a data set of the hub."""
@@ -22,7 +24,7 @@ def load_classification(options: DataOptions) -> ClassificationCorpus:
         return packaged_corpora.CLASSIFICATION[options.dataset](options.validation_fraction)
     if options.dataset in packaged_corpora.LANGUAGE:
         raise _without_labels(options.dataset)
-    tables = load_tables(options.dataset, subset=options.subset)
+    tables = load_tables(options.dataset, subset=options.subset, packaged=_PACKAGED)
     column = label_column(tables.train.column_names, options.label_column)
     declared = getattr(tables.train.features[column], "names", None)
     num_train = len(tables.train)
@@ -48,7 +50,7 @@ def load_language(options: DataOptions) -> LanguageCorpus:
     if options.dataset in packaged_corpora.CLASSIFICATION:
         corpus = packaged_corpora.CLASSIFICATION[options.dataset](options.validation_fraction)
         return LanguageCorpus(train=corpus.train.texts, validation=corpus.validation.texts)
-    tables = load_tables(options.dataset, subset=options.subset)
+    tables = load_tables(options.dataset, subset=options.subset, packaged=_PACKAGED)
     validation = None if tables.validation is None else _texts(tables.validation, options, allow_empty=True)
     return LanguageCorpus(train=_texts(tables.train, options, allow_empty=True), validation=validation)
 

@@ -7,6 +7,7 @@ from typing import Any
 from common.cache import cache_root, folder_made_once
 from common.errors import RecipeError
 from common.packages import GGUF_READER, Package, require
+from common.suggest import did_you_mean
 
 __all__ = ["PACKAGED_MODELS", "load_tokenizer", "model_location", "positions"]
 
@@ -35,9 +36,10 @@ def load_tokenizer(location: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(location)
     except (OSError, ValueError) as error:
+        hint = did_you_mean(location, PACKAGED_MODELS)
         raise RecipeError(
-            f"--model {location}: no tokenizer could be loaded. It must be a hub name that this machine can reach, a local"
-            f" Hugging Face folder, or a packaged model ({', '.join(PACKAGED_MODELS)}). Cause: {error}"
+            f"--model {location}: no tokenizer could be loaded.{hint} It must be a hub name that this machine can reach, a"
+            f" local Hugging Face folder, or a packaged model ({', '.join(PACKAGED_MODELS)}). Cause: {error}"
         ) from error
 
 

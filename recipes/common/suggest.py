@@ -5,7 +5,13 @@ from collections.abc import Iterable
 
 from common.errors import RecipeError
 
-__all__ = ["pick"]
+__all__ = ["did_you_mean", "pick"]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest known name, with a blank before it; nothing when none is near."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def pick(name: str, known: Iterable[str], *, what: str) -> str:
@@ -13,6 +19,4 @@ def pick(name: str, known: Iterable[str], *, what: str) -> str:
     choices = list(known)
     if name in choices:
         return name
-    nearest = difflib.get_close_matches(name, choices, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise RecipeError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(map(repr, choices)) or 'none'}.")
+    raise RecipeError(f"Unknown {what} {name!r}.{did_you_mean(name, choices)} Known: {', '.join(map(repr, choices)) or 'none'}.")

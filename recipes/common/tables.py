@@ -4,11 +4,13 @@ Every rank loads for itself. The library keeps what it converted in a cache unde
 together convert once and then read the same rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import RecipeError
+from common.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -34,11 +36,16 @@ class Tables:
     validation: "Dataset | None"
 
 
-def load_tables(name: str, *, subset: str | None = None) -> Tables:
+def load_tables(name: str, *, subset: str | None = None, packaged: Sequence[str] = ()) -> Tables:
     """Load `name`: a local csv, tsv, json, jsonl or txt file, a local folder, or a data set of the hub.
 
+    Args:
+        name: as the user gave it.
+        subset: which configuration of a hub data set.
+        packaged: names that the user may have meant, for the error.
+
     Raises:
-        RecipeError: there is no such file, its kind is unknown, it cannot be read, or the hub does not have it.
+        RecipeError: there is no such file, its kind is unknown, it cannot be read or has no rows, or the hub does not have it.
 
     """
     import datasets
@@ -50,7 +57,10 @@ def load_tables(name: str, *, subset: str | None = None) -> Tables:
         raise
     except Exception as error:  # the library raises a different class for every kind of bad file
         cause = error.__cause__ or error
-        raise RecipeError(f"--dataset {name}: could not be loaded. {type(cause).__name__}: {cause}") from error
+        if "corresponds to no data" in str(error):
+            raise RecipeError(f"--dataset {name}: has no rows.") from error
+        hint = did_you_mean(name, packaged)
+        raise RecipeError(f"--dataset {name}: could not be loaded.{hint} {type(cause).__name__}: {cause}") from error
     train = parts.get("train", next(iter(parts.values())))
     validation = next((parts[part] for part in _VALIDATION_NAMES if part in parts and parts[part] is not train), None)
     return Tables(train=train, validation=validation)

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+FP16_SUPPORTED = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+"""Whether DeepSpeed lets this CPU train in fp16."""
+
 WIDTH = 16
 CLASSES = 5
 VOCABULARY = 11

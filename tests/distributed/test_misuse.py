@@ -102,6 +102,15 @@ def mistakes(folder: str) -> dict[str, str]:
         return avgpipe_ds.initialize(model=TWO.task.pipeline(2), config=without)
 
     errors["no optimizer"] = failure(no_optimizer, ConfigError)
+
+    def foreign(**wrong: Any) -> Any:
+        import avgpipe_ds
+
+        return avgpipe_ds.initialize(model=TWO.task.pipeline(2), config=without, **wrong)
+
+    other = list(TWO.task.plain().parameters())
+    errors["foreign optimizer"] = failure(lambda: foreign(optimizer=torch.optim.SGD(other, lr=1e-3)), ConfigError)
+    errors["foreign parameters"] = failure(lambda: foreign(optimizer=torch.optim.SGD, model_parameters=other), ConfigError)
     return errors
 
 
@@ -114,6 +123,8 @@ EXPECTED = {
     "frozen later": "frozen or unfrozen after initialize|failed: AvgPipeError",
     "closed": "closed|stopped earlier",
     "no optimizer": "need an optimizer",
+    "foreign optimizer": "8 of the 8 parameters of the optimizer do not belong to this stage",
+    "foreign parameters": "8 of the 8 parameters of model_parameters do not belong to this stage",
 }
 
 
@@ -122,3 +133,46 @@ def test_mistakes_are_named_on_every_rank(worlds: dict[int, World], tmp_path: Pa
         assert errors.keys() == EXPECTED.keys()
         for name, pattern in EXPECTED.items():
             assert re.search(pattern, errors[name], re.DOTALL), (name, errors[name])
+
+
+def different_calls(folder: str, calls: dict[int, str]) -> tuple[str, str]:
+    """What this rank is told when the ranks make these calls at the same time, and whether it can train on."""
+    import torch.distributed as dist
+
+    engine, data = TWO.engine(), TWO.task.data()
+    engine.train_batch(data)
+    make = {
+        "train_batch": lambda: [engine.train_batch(data) for _ in range(3)],
+        "eval_batch": lambda: engine.eval_batch(TWO.task.data()),
+        "save_checkpoint": lambda: engine.save_checkpoint(folder),
+        "load_checkpoint": lambda: engine.load_checkpoint(folder),
+    }
+    told = failure(make[calls[dist.get_rank()]], AvgPipeError, ValueError)
+    try:
+        engine.train_batch(data)
+        afterwards = "trains on"
+    except AvgPipeError as error:
+        afterwards = str(error)
+    engine.close()
+    return told, afterwards
+
+
+@pytest.mark.parametrize(
+    ("calls", "trains_on"),
+    [
+        ({0: "train_batch", 1: "eval_batch"}, False),
+        ({0: "eval_batch", 1: "train_batch"}, False),
+        ({0: "load_checkpoint", 1: "train_batch"}, False),
+        ({0: "save_checkpoint", 1: "eval_batch"}, True),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
+)
+def test_different_calls_at_the_same_time(
+    worlds: dict[int, World], tmp_path: Path, calls: dict[int, str], trains_on: bool
+) -> None:
+    for told, afterwards in worlds[2].run(different_calls, str(tmp_path), calls):
+        assert "every rank must make the same calls in the same order" in told
+        for rank, name in calls.items():
+            assert f"{name} by rank {rank} (stage {rank})" in told
+        assert (afterwards == "trains on") == trains_on
+        assert trains_on or "this engine stopped earlier" in afterwards

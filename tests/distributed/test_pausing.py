@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed import shaky
-from tests.distributed.models import Run, weights_of
+from tests.distributed.models import Run, Task, weights_of
 from tests.distributed.world import World
 
 N, M = 2, 4
@@ -171,3 +171,30 @@ def test_data_in_pieces_is_trained_exactly_once(worlds: dict[int, World], num_st
         assert said[0].startswith("DataExhausted: the data iterator is empty")
         assert said[1].startswith("IncompleteIteration: the data ended within iteration 1: 4 micro-batches are left")
         assert said[2] == said[3] and said[2].startswith("DataExhausted: the data ended after 4 iterations")
+
+
+def all_reductions_after_each_iteration(run: Run) -> list[int]:
+    """How many reductions of tied gradients this rank has begun when `train_batch` returns, pipeline 0 being favoured."""
+    from avgpipe_ds.execution import pipeline as module
+
+    original = module.priority
+    module.priority = lambda *, iteration, pipeline_id, kind: (pipeline_id, iteration)
+    try:
+        engine, data = run.engine(), run.task.data()
+        transport, begun = engine._stage.mailbox.transport, []
+        all_reduce = transport.all_reduce
+        transport.all_reduce = lambda *args: (begun.append(args), all_reduce(*args))[1]
+        counts = []
+        for _ in range(4):
+            engine.train_batch(data)
+            counts.append(len(begun))
+        engine.close()
+    finally:
+        module.priority = original
+    return counts
+
+
+def test_nothing_behind_the_last_backward_of_the_next_iteration(worlds: dict[int, World]) -> None:
+    """A pipeline that is far ahead must not start a collective that user code between the calls could see half done."""
+    run = Run(task=Task(tied=True), num_micro_batches=2, avgpipe=BLOCK)
+    assert worlds[2].run(all_reductions_after_each_iteration, run) == [[N, 2 * N, 3 * N, 4 * N]] * 2

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
 from tests.distributed.history import Snapshot, State, assert_close, assert_same_history, train, whole
-from tests.distributed.models import Run, Task, weights_of
+from tests.distributed.models import FP16_SUPPORTED, Run, Task, weights_of
 from tests.distributed.oracle import Method, train_by_the_formulas
 from tests.distributed.world import World
 
 BF16 = {"bf16": {"enabled": True}}
 ZERO1 = {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True}  # DeepSpeed has not tested SGD
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+needs_fp16 = pytest.mark.skipif(not FP16_SUPPORTED, reason="DeepSpeed refuses fp16 on this CPU")
 PRECISIONS = [
     pytest.param({}, id="fp32"),
     pytest.param(ZERO1, id="zero1"),
     pytest.param(BF16, id="bf16"),
     pytest.param({**BF16, **ZERO1}, id="bf16-zero1"),
+    # Without ZeRO, DeepSpeed's fp16 counts tied weights twice in the norm and decays weights once before the first step.
+    pytest.param({**FP16, **ZERO1}, id="fp16-zero1", marks=needs_fp16),
 ]
 N2 = Run(task=Task(tied=True), iterations=5, optimizer="adamw", clipping=0.5, avgpipe={"num_pipelines": 2})
 
 
+def dtype_of(config: dict[str, Any]) -> torch.dtype:
+    """What the modules compute in."""
+    return torch.bfloat16 if "bf16" in config else torch.float16 if "fp16" in config else torch.float32
+
+
 def assert_follows(ours: list[Snapshot], expected: list[Snapshot], run: Run) -> None:
-    """Exactly in fp32. In bf16 the weights roughly, and the way of the reference from the start, which is much shorter."""
-    if "bf16" not in run.config:
+    """Exactly in fp32. In 16 bits the weights roughly, and the way of the reference from the start, which is much shorter."""
+    if dtype_of(run.config) is torch.float32:
         assert_same_history(ours, expected)
         return
     # AdamW's first steps are signs of gradients: where rounding turns one, the error is as long as the step.
@@ -34,7 +44,7 @@ def assert_follows(ours: list[Snapshot], expected: list[Snapshot], run: Run) -> 
     assert_same_history(ours, expected, of_weights)
     start = weights_of(run.task.plain())
     for name, theirs in expected[-1].reference.items():
-        way = ours[-1].reference[name] - start[name].bfloat16().float()
+        way = ours[-1].reference[name] - start[name].to(dtype_of(run.config)).float()
         assert_close(way, theirs - start[name], of_way, f"way of {name}")
 
 
@@ -71,7 +81,7 @@ def test_averaging_acts_on_the_masters(worlds: dict[int, World], config: dict[st
     """The identity for d_t holds for the masters to fp32 rounding, and the module computes with the rounded masters."""
     run = replace(N2, config=config)
     for history in worlds[2].run(train_and_watch_masters, run):
-        start = run.task.plain().to(torch.bfloat16 if "bf16" in config else torch.float32)
+        start = run.task.plain().to(dtype_of(config))
         z = weights_of(start.float())
         d = {name: w.double() * 0 for name, w in z.items()}
         for reference, masters, weights in history:
@@ -154,6 +164,18 @@ def error_of_initialize(run: Run) -> str:
     return "no error"
 
 
-def test_fp16_is_refused_on_cpu(worlds: dict[int, World]) -> None:
+@pytest.mark.skipif(FP16_SUPPORTED, reason="DeepSpeed trains fp16 on this CPU")
+def test_fp16_is_refused_on_other_cpus(worlds: dict[int, World]) -> None:
     errors = worlds[2].run(error_of_initialize, Run(config={"fp16": {"enabled": True}}, avgpipe={"num_pipelines": 2}))
     assert errors == ["ValueError: Type fp16 is not supported on your device."] * 2
+
+
+@needs_fp16
+def test_a_step_that_overflows_is_skipped(worlds: dict[int, World]) -> None:
+    """A loss scale that is far too large: nobody moves until it has come down, and then all do."""
+    fp16 = {"enabled": True, "initial_scale_power": 24, "hysteresis": 1}
+    history = whole(worlds[2].run(train, replace(N2, iterations=16, config={"fp16": fp16, **ZERO1})))
+    assert all(torch.isfinite(value).all() for snapshot in history for value in snapshot.reference.values())
+    moved = [not torch.equal(a.reference["1.linear.weight"], b.reference["1.linear.weight"]) for a, b in pairwise(history)]
+    first = moved.index(True)
+    assert first > 2 and all(moved[first:])

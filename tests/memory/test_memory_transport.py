@@ -79,7 +79,7 @@ def test_close_is_seen_by_the_peers() -> None:
 def test_headers_carry_any_shape_and_dtype() -> None:
     tensors = (torch.zeros(2, 0, dtype=torch.int64), torch.zeros((), dtype=torch.bool), torch.zeros(3, 1, dtype=torch.bfloat16))
     message = Message(("activation", 2), (7, None, {"loss": 0.5}), tensors, (False, False, True))
-    channel, payload, specs = decode_header(encode_header(message))
+    channel, payload, specs = decode_header(encode_header(message.channel, message.payload, message.specs()))
     assert (channel, payload) == (message.channel, message.payload)
     assert [(s.shape, s.dtype, s.requires_grad) for s in specs] == [
         ((2, 0), torch.int64, False),

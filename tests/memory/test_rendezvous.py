@@ -61,3 +61,27 @@ def test_gather_of_many_rounds_with_delays() -> None:
         thread.join(timeout=30)
     expected = [[(rank, turn) for rank in ranks] for turn in range(20)]
     assert results == {rank: expected for rank in ranks}
+
+
+def test_gathering_waits_for_all_and_needs_two_messages_per_rank() -> None:
+    worlds, ranks = world(4), (1, 3, 2)
+    sent: list[tuple[int, int]] = []
+    for box, _ in worlds:
+        send = box.transport.send
+        box.transport.send = lambda to, message, box=box, send=send: (sent.append((box.transport.rank, to)), send(to, message))[1]  # type: ignore[method-assign]
+    steps = {rank: worlds[rank][1].gathering("norm", ranks, 10 * rank) for rank in ranks}
+    conditions = {rank: next(steps[rank]) for rank in (1, 3)}
+    for rank in (1, 3):
+        worlds[rank][0].drain()
+        assert not conditions[rank]()
+    conditions[2] = next(steps[2])
+    results = {}
+    for rank in ranks:  # the first adds up and tells the others
+        worlds[rank][0].drain()
+        assert conditions[rank]()
+        try:
+            next(steps[rank])
+        except StopIteration as end:
+            results[rank] = end.value
+    assert results == dict.fromkeys(ranks, [10, 30, 20])
+    assert sorted(sent) == [(1, 2), (1, 3), (2, 1), (3, 1)]

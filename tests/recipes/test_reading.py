@@ -82,7 +82,7 @@ def test_text_files_are_documents(tmp_path):
         ("text,label\nx,1\ny,\n", {}, "'label' must hold a class in every row"),
         ("text,label\nx,0.5\ny,1.5\n", {}, "row 0 holds 0.5"),
         ("text,label\nx,1\ny,1\n", {}, r"holds 1 class\(es\); classification needs at least 2"),
-        ("text,label\n", {}, "corresponds to no data"),
+        ("text,label\n", {}, "has no rows"),
         ("", {}, "the file is empty"),
         ("  \n", {}, "the file is empty"),
     ],
@@ -122,3 +122,14 @@ def test_declared_classes_out_of_range(tmp_path):
     )
     with pytest.raises(RecipeError, match=r"label -1, outside 0 \.\. 1"):
         load_classification(options(tmp_path / "d"))
+
+
+def test_a_misspelt_packaged_name_is_suggested(monkeypatch):
+    import datasets
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("no hub here")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(RecipeError, match=r"Did you mean 'bbc-news'\?.*no hub here"):
+        load_classification(options("bbc-new"))
