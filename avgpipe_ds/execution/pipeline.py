@@ -193,7 +193,7 @@ class Pipeline:
             self.stage.topology.next_rank,
             ("activation", self.pipeline_id),
             payload,
-            tuple(t.detach() for t in tensors),
+            tensors,
             tuple(t.requires_grad for t in tensors),
         )
         slot.sent = None

@@ -5,8 +5,8 @@ reached once all peers have announced theirs. The payloads make it an all-gather
 norm over all stages and the loss over the data-parallel group are read off it. Before DeepSpeed's own blocking collectives it
 makes sure that no rank waits in one for long.
 
-Where all ranks meet, each tells the first and the first tells all: n ranks then need 2 (n - 1) messages, not n (n - 1), and of
-the stages of a pipeline the first is the last to come anyway.
+Where all ranks meet they do so along a binary tree, up to its root and down again: n ranks need 2 (n - 1) messages, not
+n (n - 1), and none sends more than three. Stages come in the tree's order, the first, its root, last.
 """
 
 from __future__ import annotations
@@ -45,15 +45,19 @@ class Rendezvous:
         self, key: Hashable, ranks: tuple[int, ...], payload: Any = None
     ) -> Generator[Callable[[], bool], None, list[Any]]:
         """All-gather that does not block: yields what to wait for, and returns the payloads in the order of `ranks`."""
-        first = ranks[0]
-        if self._rank != first:
-            self.announce((key, "part"), (first,), payload)
-            yield lambda: self.complete((key, "all"), (first,))
-            return list(self.collect((key, "all"), (first,))[0])
-        yield lambda: self.complete((key, "part"), ranks)
-        payloads = self.collect((key, "part"), ranks, payload)
-        self.announce((key, "all"), ranks, payloads)
-        return payloads
+        place = ranks.index(self._rank)
+        parents = (ranks[(place - 1) // 2],) if place else ()
+        children = ranks[2 * place + 1 : 2 * place + 3]
+        yield lambda: self.complete((key, "up"), children)
+        payloads = {self._rank: payload}
+        for below in self.collect((key, "up"), children):
+            payloads |= below
+        if parents:
+            self.announce((key, "up"), parents, payloads)
+            yield lambda: self.complete((key, "down"), parents)
+            (payloads,) = self.collect((key, "down"), parents)
+        self.announce((key, "down"), children, payloads)
+        return [payloads[rank] for rank in ranks]
 
     def gather(self, key: Hashable, ranks: tuple[int, ...], payload: Any = None) -> list[Any]:
         """`gathering`, blocking until all `ranks` have come."""

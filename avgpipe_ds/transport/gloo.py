@@ -85,19 +85,18 @@ class GlooTransport(Transport):
     def _send(self, to: int, message: Message) -> None:
         specs = message.specs()
         header = encode_header(message.channel, message.payload, specs)
-        frame = bytearray(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-        inline = self._fits(specs, len(frame))
+        inline = self._fits(specs, _LENGTH_BYTES + len(header))
+        parts: list[Any] = [len(header).to_bytes(_LENGTH_BYTES, "little"), header]
         if inline:
-            for tensor in message.tensors:
-                frame += _as_bytes(tensor).numpy().tobytes()
-        data = torch.frombuffer(frame, dtype=torch.uint8)
+            parts.extend(_as_bytes(tensor).numpy() for tensor in message.tensors)
+        frame = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
         try:
-            works = [dist.isend(part, to, group=self._group, tag=_FRAME_TAG) for part in torch.split(data, _FRAME_BYTES)]
+            works = [dist.isend(part, to, group=self._group, tag=_FRAME_TAG) for part in torch.split(frame, _FRAME_BYTES)]
             kept = None if inline else self._send_tensors(to, message.tensors, specs, works)
         except RuntimeError as error:
             self._lost(to, error)
             return
-        self._sent.append((works, (data, kept)))
+        self._sent.append((works, (frame, kept)))
 
     def _fits(self, specs: tuple[TensorSpec, ...], header_bytes: int) -> bool:
         """Whether the tensors travel in the frame; both ends come to the same answer."""
@@ -241,7 +240,7 @@ class GlooTransport(Transport):
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     """The tensor's memory as flat bytes: gloo then needs to know no dtype (a view where the tensor is contiguous)."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _tag_of(specs: tuple[TensorSpec, ...]) -> int:

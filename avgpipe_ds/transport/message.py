@@ -13,7 +13,7 @@ import math
 import pickle
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from torch import Tensor
 __all__ = ["Message", "TensorSpec", "decode_header", "encode_header"]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """What a receiver must know of a tensor before it arrives."""
 
     shape: tuple[int, ...]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
+from typing import Any
+
+import pytest
 
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.rendezvous import Rendezvous
@@ -63,25 +66,34 @@ def test_gather_of_many_rounds_with_delays() -> None:
     assert results == {rank: expected for rank in ranks}
 
 
-def test_gathering_waits_for_all_and_needs_two_messages_per_rank() -> None:
-    worlds, ranks = world(4), (1, 3, 2)
-    sent: list[tuple[int, int]] = []
+def finish(steps: Any) -> Any:
+    """The result of a generator that has nothing left to wait for."""
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    return end.value.value
+
+
+def test_gathering_waits_for_all_along_a_tree() -> None:
+    worlds, ranks, sent = world(5), (1, 3, 2, 0), []
     for box, _ in worlds:
         send = box.transport.send
-        box.transport.send = lambda to, message, box=box, send=send: (sent.append((box.transport.rank, to)), send(to, message))[1]  # type: ignore[method-assign]
+        box.transport.send = lambda to, message, box=box, send=send: (sent.append((box.transport.rank, to)), send(to, message))
     steps = {rank: worlds[rank][1].gathering("norm", ranks, 10 * rank) for rank in ranks}
-    conditions = {rank: next(steps[rank]) for rank in (1, 3)}
-    for rank in (1, 3):
+    come = {rank: next(steps[rank]) for rank in ranks}
+    assert come[0]() and come[2]() and not come[3]() and not come[1]()
+    come[0] = next(steps[0])  # 0 has told 3
+    worlds[3][0].drain()
+    assert come[3]()
+    come[3] = next(steps[3])  # 3 has told 1, which still waits for 2
+    worlds[1][0].drain()
+    assert not come[1]()
+    come[2] = next(steps[2])
+    worlds[1][0].drain()
+    assert come[1]()
+    results = [finish(steps[1])]
+    for rank in (2, 3, 0):
         worlds[rank][0].drain()
-        assert not conditions[rank]()
-    conditions[2] = next(steps[2])
-    results = {}
-    for rank in ranks:  # the first adds up and tells the others
-        worlds[rank][0].drain()
-        assert conditions[rank]()
-        try:
-            next(steps[rank])
-        except StopIteration as end:
-            results[rank] = end.value
-    assert results == dict.fromkeys(ranks, [10, 30, 20])
-    assert sorted(sent) == [(1, 2), (1, 3), (2, 1), (3, 1)]
+        assert come[rank]()
+        results.append(finish(steps[rank]))
+    assert results == [[10, 30, 20, 0]] * 4
+    assert sent == [(0, 3), (3, 1), (2, 1), (1, 3), (1, 2), (3, 0)]
