@@ -38,7 +38,7 @@ def main(
     width: Annotated[int, typer.Option(help="hidden size")] = 0,
     layers: Annotated[int, typer.Option(help="transformer layers per stage, in real mode")] = 3,
     clipping: Annotated[float, typer.Option(help="gradient clipping; 0 for none")] = 1.0,
-    batches: Annotated[int, typer.Option(help="batches per timing")] = 12,
+    batches: Annotated[int, typer.Option(help="batches per timing")] = 24,
     repeats: Annotated[int, typer.Option(help="timings per row")] = 5,
     warmup: Annotated[int, typer.Option(help="iterations before timing")] = 2,
     output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,

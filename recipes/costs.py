@@ -27,6 +27,7 @@ import avgpipe_ds
 from avgpipe_ds import hf
 
 MIB = 1024**2
+MILLISECONDS = ("executor_ms", "executor_cpu_ms", "sending_cpu_ms")
 KINDS = ("weights", "gradients", "optimizer", "reference", "activations")
 
 
@@ -81,7 +82,9 @@ def _measure(model: str, num_pipelines: int, micro_batches: int, size: tuple[int
         "num_pipelines": num_pipelines,
         "stage": engine.stage_id,
         "iteration_s": statistics.median(w.seconds["run"] / iterations for w in watches),
-        "executor_ms": [w.executor_ms_per_instruction for w in watches],
+        "executor_ms": [w.executor_ms for w in watches],
+        "executor_cpu_ms": [w.executor_cpu_ms for w in watches],
+        "sending_cpu_ms": [w.sending_cpu_ms for w in watches],
         "averaging_share": [w.averaging_share for w in watches],
         "memory": memory_of(engine) | {"activations": num_pipelines * stored * per_micro_batch},
     }
@@ -104,17 +107,19 @@ def _stage_inputs(engine: Any, size: tuple[int, int], width: int) -> tuple[Tenso
 
 
 def _print_times(every: list[list[dict[str, Any]]]) -> None:
-    table = Table(title="time: medians (min .. max) of three measurements")
-    for column in ("N", "stage", "s per iteration", "executor, ms per instruction", "averaging, share of the time"):
+    title = "medians (min .. max) of three measurements; executor: per instruction, sending: per message, averaging: of the time"
+    table = Table(title=title)
+    columns = ("N", "stage", "s per iteration", "executor, wall ms", "executor, CPU ms", "sending, CPU ms", "averaging, share")
+    for column in columns:
         table.add_column(column, justify="right")
     for found in zip(*every, strict=True):
         for one in found:
-            low, middle, high = sorted(one["executor_ms"])
-            share = sorted(one["averaging_share"])
             cells = [str(one["num_pipelines"]), str(one["stage"]), f"{one['iteration_s']:.3f}"]
-            cells += [f"{middle:.3f} ({low:.3f} .. {high:.3f})", f"{share[1]:.2%} ({share[0]:.2%} .. {share[2]:.2%})"]
+            for key, style in (*((key, ".3f") for key in MILLISECONDS), ("averaging_share", ".2%")):
+                low, middle, high = sorted(one[key])
+                cells.append(f"{middle:{style}} ({low:{style}} .. {high:{style}})")
             table.add_row(*cells)
-    Console(width=110).print(table)
+    Console(width=130).print(table)
 
 
 def _print_memory(every: list[list[dict[str, Any]]]) -> None:

@@ -49,7 +49,8 @@ class AveragingRule(ABC):
         self.alpha = alpha
         self.num_pipelines = num_pipelines
         self.reference: list[Tensor] = []
-        self._sum: list[Tensor] = []
+        self._sum: list[Tensor] = []  # what the pipelines have contributed in this iteration
+        self._summed: set[int] = set()  # the positions in it that have a contribution; elsewhere it holds an older iteration's
         self._velocity: list[Tensor] = []  # stays empty without momentum
         self._mid_iteration = False
 
@@ -63,6 +64,7 @@ class AveragingRule(ABC):
         """
         self.reference = [weight.detach().to(torch.float32, copy=True) for weight in weights]
         self._sum = [torch.zeros_like(z) for z in self.reference]
+        self._summed.clear()
         self._velocity = [torch.zeros_like(z) for z in self.reference] if self._has_momentum else []
         self._mid_iteration = False
 
@@ -92,9 +94,11 @@ class AveragingRule(ABC):
     @torch.no_grad()
     def finish_iteration(self) -> None:
         """Call when all N pipelines have stepped: updates the reference."""
+        for index in set(range(len(self._sum))) - self._summed:
+            self._sum[index].zero_()
         if self.reference:
             self._update_reference()
-            torch._foreach_zero_(self._sum)
+        self._summed.clear()
         self._mid_iteration = False
 
     def state_dict(self) -> dict[str, list[Tensor]]:
@@ -125,9 +129,20 @@ class AveragingRule(ABC):
             pairs += zip(self._velocity, saved_velocity, strict=True)
         for target, source in pairs:
             target.copy_(source)
-        for total in self._sum:
-            total.zero_()
+        self._summed.clear()
         self._mid_iteration = False
+
+    def _contribute(self, values: Sequence[Tensor], indices: Sequence[int]) -> None:
+        """Add to the sum. An iteration's first contribution overwrites it: memory traffic is all that averaging costs, and
+        clearing would be another pass.
+        """
+        first = [place for place, index in enumerate(indices) if index not in self._summed]
+        later = [place for place, index in enumerate(indices) if index in self._summed]
+        if first:
+            torch._foreach_copy_([self._sum[indices[place]] for place in first], [values[place] for place in first])
+        if later:
+            torch._foreach_add_([self._sum[indices[place]] for place in later], [values[place] for place in later])
+        self._summed.update(indices)
 
     @property
     @abstractmethod
@@ -146,7 +161,7 @@ class AveragingRule(ABC):
 class AvgPipeRule(AveragingRule):
     """The paper's rule: `w_i <- (1 - alpha) (w_i + u_i) + alpha z`, then `z <- z + outer_lr * mean_i(u_i)`.
 
-    Works on local updates u_i, so it needs no copy of the weights from before the step: -w before and +w after it leave u_i in
+    Works on local updates u_i, so it needs no copy of the weights from before the step: +w before and -w after it leave -u_i in
     the sum. Beyond the paper (which is `outer_lr` 1 without momentum) the mean update may pass through Nesterov momentum as in
     DiLoCo, as `torch.optim.SGD(nesterov=True)` has it: `v <- outer_momentum v + mean`, and `mean + outer_momentum v` is applied.
 
@@ -170,20 +185,18 @@ class AvgPipeRule(AveragingRule):
         return self.outer_momentum > 0
 
     def _before_step(self, weights: list[Tensor], indices: Sequence[int]) -> None:
-        torch._foreach_sub_(_pick(self._sum, indices), weights)
+        self._contribute(weights, indices)
 
     def _after_step(self, weights: list[Tensor], indices: Sequence[int]) -> None:
-        torch._foreach_add_(_pick(self._sum, indices), weights)
+        torch._foreach_sub_(_pick(self._sum, indices), weights)
         torch._foreach_lerp_(weights, _pick(self.reference, indices), self.alpha)
 
     def _update_reference(self) -> None:
-        mean = self._sum
-        torch._foreach_div_(mean, self.num_pipelines)
         if self._has_momentum:
             torch._foreach_mul_(self._velocity, self.outer_momentum)
-            torch._foreach_add_(self._velocity, mean)
-            torch._foreach_add_(mean, self._velocity, alpha=self.outer_momentum)
-        torch._foreach_add_(self.reference, mean, alpha=self.outer_lr)
+            torch._foreach_add_(self._velocity, self._sum, alpha=-1 / self.num_pipelines)
+            torch._foreach_add_(self.reference, self._velocity, alpha=self.outer_lr * self.outer_momentum)
+        torch._foreach_add_(self.reference, self._sum, alpha=-self.outer_lr / self.num_pipelines)
 
 
 class EASGDRule(AveragingRule):
@@ -210,7 +223,7 @@ class EASGDRule(AveragingRule):
     def _after_step(self, weights: list[Tensor], indices: Sequence[int]) -> None:
         corrections = [self._corrections.pop(index) for index in indices]
         torch._foreach_sub_(weights, corrections)
-        torch._foreach_add_(_pick(self._sum, indices), corrections)
+        self._contribute(corrections, indices)
 
     def _update_reference(self) -> None:
         torch._foreach_add_(self.reference, self._sum)

@@ -27,11 +27,14 @@ _AVERAGING = {"before_step": "pull", "after_step": "pull", "finish_iteration": "
 class Stopwatch:
     """Seconds and calls by part, while `running`.
 
-    The executor's own time is what is left of `run` after computation, clipping norm, optimizer and waiting: choosing, messages,
-    data, random states, hooks.
+    The executor's own time is what is left of `run` after computation, clipping norm, optimizer, waiting and sending: choosing,
+    taking messages, data, random states, hooks, memory that is given back. As wall time it holds what other threads and processes
+    take of the same core meanwhile, such as those that receive; as processor time of the main thread it does not. Sending grows
+    with the message, whose bytes gloo copies, so it is counted by itself.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    cpu_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @contextmanager
@@ -39,7 +42,7 @@ class Stopwatch:
         """Time everything inside the block."""
         targets: list[tuple[Any, str, str]] = [(compat, name, "computation") for name in _COMPUTATION]
         targets += [(AveragingRule, name, part) for name, part in _AVERAGING.items()]
-        targets += [(Executor, "run", "run"), (Mailbox, "wait", "waiting")]
+        targets += [(Executor, "run", "run"), (Mailbox, "wait", "waiting"), (Mailbox, "send", "sending")]
         patches = [mock.patch.object(owner, name, self._timed(getattr(owner, name), part)) for owner, name, part in targets]
         counted = {kind: self._counted(handler) for kind, handler in Pipeline._INSTRUCTION_MAP.items()}
         patches.append(mock.patch.object(Pipeline, "_INSTRUCTION_MAP", counted))
@@ -52,23 +55,37 @@ class Stopwatch:
                 patch.stop()
 
     @property
-    def executor_ms_per_instruction(self) -> float:
-        """Milliseconds of the executor's own time for each instruction."""
-        own = self.seconds["run"] - sum(self.seconds[part] for part in ("computation", "reference", "waiting"))
-        return 1e3 * own / max(1, self.calls["instruction"])
+    def executor_ms(self) -> float:
+        """Milliseconds of the executor's own wall time for each instruction."""
+        return self._own_ms(self.seconds)
+
+    @property
+    def executor_cpu_ms(self) -> float:
+        """Milliseconds of the executor's own processor time for each instruction."""
+        return self._own_ms(self.cpu_seconds)
+
+    @property
+    def sending_cpu_ms(self) -> float:
+        """Milliseconds of processor time to send a message."""
+        return 1e3 * self.cpu_seconds["sending"] / max(1, self.calls["sending"])
 
     @property
     def averaging_share(self) -> float:
         """Part of the running time that pulls the parallel models, inside the optimizer steps, and updates the reference."""
         return (self.seconds["pull"] + self.seconds["reference"]) / max(1e-9, self.seconds["run"])
 
+    def _own_ms(self, seconds: dict[str, float]) -> float:
+        own = seconds["run"] - sum(seconds[part] for part in ("computation", "reference", "waiting", "sending"))
+        return 1e3 * own / max(1, self.calls["instruction"])
+
     def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
                 self.seconds[part] += time.perf_counter() - start
+                self.cpu_seconds[part] += time.thread_time() - cpu_start
                 self.calls[part] += 1
 
         return timed
