@@ -61,12 +61,10 @@ class CollectiveCall:
             AvgPipeError: another rank is in a call that this one is not in.
 
         """
-        for call in (self._mailbox.calls, self._mailbox.calls - 1):  # a rank may have trained to the end of a call by itself
-            if self._mailbox.has(("call", call)):
-                message = self._mailbox.take(("call", call))
-                raise AvgPipeError(
-                    self._different({message.source: message.payload, self._mailbox.transport.rank: "train_batch"})
-                )
+        channel = ("call", self._mailbox.calls)
+        if self._mailbox.has(channel):
+            message = self._mailbox.take(channel)
+            raise AvgPipeError(self._different({message.source: message.payload, self._mailbox.transport.rank: "train_batch"}))
 
     def _different(self, names: dict[int, str]) -> str:
         found = ", ".join(f"{name} by {self._mailbox.name_of(rank)}" for rank, name in sorted(names.items()))

@@ -230,6 +230,28 @@ def test_state_is_refused_within_an_iteration():
     rule.state_dict()
 
 
+@pytest.mark.parametrize("make", [AvgPipeRule, EASGDRule, SMARule])
+def test_weights_that_nobody_steps_leave_their_reference(make: type[AveragingRule]):
+    rule = make(alpha=0.5, num_pipelines=2)
+    models = start(rule)
+    run(rule, models, range(2))
+    before = [z.clone() for z in rule.reference]
+    run(rule, models, range(2, 3), groups=(range(2),))
+    moved = [not torch.equal(z, old) for z, old in zip(rule.reference, before, strict=True)]
+    assert moved == [True, True, False]
+
+
+@pytest.mark.parametrize("make", [AvgPipeRule, EASGDRule, SMARule])
+def test_loading_gives_up_an_iteration_under_way(make: type[AveragingRule]):
+    rule, fresh = make(alpha=0.5, num_pipelines=2), make(alpha=0.5, num_pipelines=2)
+    start(rule)
+    rule.before_step(tensors(3), ALL)
+    rule.after_step(tensors(4), ALL)
+    rule.load_state_dict({"reference": tensors(0), "velocity": []})
+    for one, other in zip(run(rule, start(fresh), range(2)), run(fresh, start(fresh), range(2)), strict=True):
+        assert torch.equal(one[0], other[0])
+
+
 def test_loading_other_shapes_is_refused():
     rule = AvgPipeRule(alpha=0.5, num_pipelines=2)
     start(rule)
