@@ -56,31 +56,34 @@ def save(run: Run, save_dir: str, tag: str) -> None:
         "reference": None if reference is None else reference.rule.state_dict(),
         "random": torch.get_rng_state(),
     }
-    path = _path(run, save_dir, tag)
+    path = Path(save_dir, tag, _file(run))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     torch.save(state, unfinished)
     os.replace(unfinished, path)
 
 
-def read(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] | None:
-    """This rank's file; None if there is none because plain DeepSpeed saved the checkpoint, or there is no checkpoint.
+def read(run: Run, load_dir: str, tag: str | None, *, weights_only: bool) -> dict[str, Any] | None:
+    """This rank's file; None if there is none because plain DeepSpeed saved the checkpoint, there is no checkpoint, or only the
+    reference's weights are wanted.
 
     Every rank calls it. Nothing is changed before all have found theirs fit.
 
     Raises:
-        AgreedError: with a `ValueError` if it was saved at another shape.
+        AgreedError: with a `ValueError` if it was saved at another shape, or only some ranks find it.
 
     """
-    state, problem = None, None
+    folder, state, problem = None, None, None
     try:
-        state = _fitting_state(run, load_dir, tag)
+        folder = _folder(load_dir, tag)
+        if folder is not None and not weights_only:
+            state = _fitting_state(run, folder)
     except Exception as error:  # noqa: BLE001 - told to all ranks
         problem = error
     stage = run.pipelines[0].stage
-    found = stage.rendezvous.agree(("load",), stage.topology.world_ranks, problem, state is not None)
+    found = stage.rendezvous.agree(("load",), stage.topology.world_ranks, problem, (folder is not None, state is not None))
     if len(set(found)) > 1:
-        without = [rank for rank, has in zip(stage.topology.world_ranks, found, strict=True) if not has]
+        without = [rank for rank, has in zip(stage.topology.world_ranks, found, strict=True) if has != max(found)]
         raise AgreedError(
             ValueError(f"ranks {without} find no checkpoint in {load_dir}, the others do: use a folder that all machines share")
         )
@@ -127,14 +130,20 @@ def start_from_first(run: Run, *, weights_only: bool) -> None:
     run.restart(iteration=run.iteration if weights_only else int(run.global_steps))
 
 
-def _fitting_state(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] | None:
+def _folder(load_dir: str, tag: str | None) -> Path | None:
+    """Where the checkpoint is; None if there is none to continue from."""
     latest = Path(load_dir, "latest")
     if tag is None and not latest.exists():
         return None
-    path = _path(run, load_dir, latest.read_text().strip() if tag is None else str(tag))
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no checkpoint {path.parent}: name the tag of one that exists")
-    others = sorted(path.parent.glob("avgpipe-stage_*.pt"))
+    folder = Path(load_dir, latest.read_text().strip() if tag is None else str(tag))
+    if not folder.is_dir():
+        raise ValueError(f"there is no checkpoint {folder}: name the tag of one that exists")
+    return folder
+
+
+def _fitting_state(run: Run, folder: Path) -> dict[str, Any] | None:
+    path = folder / _file(run)
+    others = sorted(folder.glob("avgpipe-stage_*.pt"))
     if not others:
         return None
     # Any rank's file tells the shape of the whole; a rank that has none of its own still says what is wrong.
@@ -143,7 +152,7 @@ def _fitting_state(run: Run, load_dir: str, tag: str | None) -> dict[str, Any] |
     if saved != present:
         different = [f"{name} {saved.get(name)!r}, now {value!r}" for name, value in present.items() if saved.get(name) != value]
         raise ValueError(
-            f"the checkpoint {path.parent} was saved with {'; '.join(different)}. Resume with the same, or take only the "
+            f"the checkpoint {folder} was saved with {'; '.join(different)}. Resume with the same, or take only the "
             "reference's weights with load_module_only=True"
         )
     if not path.exists():
@@ -163,10 +172,10 @@ def _shape(run: Run) -> dict[str, Any]:
     }
 
 
-def _path(run: Run, directory: str, tag: str) -> Path:
+def _file(run: Run) -> str:
     topology = run.pipelines[0].stage.topology
     replica = topology.replica_ranks.index(topology.rank)
-    return Path(directory, tag, f"avgpipe-stage_{topology.stage_id:02d}-replica_{replica:02d}.pt")
+    return f"avgpipe-stage_{topology.stage_id:02d}-replica_{replica:02d}.pt"
 
 
 def _pipeline_state(pipeline: Pipeline) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.evaluation import evaluate
 from avgpipe_ds.execution.assembly import assemble_stage
-from avgpipe_ds.execution.collective_call import CollectiveCall
+from avgpipe_ds.execution.collective_call import TRAINING, CollectiveCall
 from avgpipe_ds.execution.data_supply import DataSupply
 from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.mailbox import Mailbox
@@ -106,7 +106,7 @@ class AvgPipeEngine(compat.StageEngine):
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
-        with self._together:
+        with self._together(TRAINING):
             stage, iteration = self._stage, self._iteration
             if data_iter is not None:
                 self.set_dataiterator(data_iter)
@@ -154,8 +154,7 @@ class AvgPipeEngine(compat.StageEngine):
             ValueError: on every rank, if the data ends early or the ranks disagree on `num_micro_batches`.
 
         """
-        with self._together, self.reference_weights():
-            self._together.meet("eval_batch")
+        with self._together("eval_batch"), self.reference_weights():
             self.module.eval()
             try:
                 return evaluate(
@@ -170,6 +169,20 @@ class AvgPipeEngine(compat.StageEngine):
                 )
             finally:
                 self.module.train()
+
+    def meet(self, name: str) -> None:
+        """Wait until all ranks have come here, before a collective of one's own. Every rank calls it.
+
+        Args:
+            name: of what is going to be done, for the error of ranks that do something else.
+
+        Raises:
+            ValueError: the ranks came with different names, or to different calls.
+            AvgPipeError: the other ranks train.
+
+        """
+        with self._together(name):
+            pass
 
     def reference_state_dict(self) -> dict[str, Tensor]:
         """This stage's shard of the reference model: fp32 copies, names as in `module.state_dict()`.
@@ -201,9 +214,8 @@ class AvgPipeEngine(compat.StageEngine):
 
         Plain DeepSpeed can load the former. `client_state` comes back from `load_checkpoint`.
         """
-        with self._together:
-            self._together.meet("save_checkpoint")
-            tag = f"global_step{self.global_steps}" if tag is None else str(tag)
+        tag = f"global_step{self.global_steps}" if tag is None else str(tag)
+        with self._together(f"save_checkpoint with tag {tag!r}"):
             checkpoint.save(self, save_dir, tag)
             with self.reference_weights(masters=True):
                 return bool(
@@ -227,10 +239,9 @@ class AvgPipeEngine(compat.StageEngine):
                 averaging rule. Nothing has changed then.
 
         """
-        with self._together:
-            self._together.meet("load_checkpoint")
-            weights_only = bool(options.get("load_module_only"))
-            state = None if weights_only else checkpoint.read(self, load_dir, tag)
+        weights_only = bool(options.get("load_module_only"))
+        with self._together(f"load_checkpoint with tag {tag!r} and load_module_only={weights_only}"):
+            state = checkpoint.read(self, load_dir, tag, weights_only=weights_only)
             wanted = {name: options.get(name, True) for name in ("load_optimizer_states", "load_lr_scheduler_states")}
             if state is not None:  # it has them all, and DeepSpeed 0.19.8 can't load its own under bf16 without ZeRO
                 options |= dict.fromkeys(wanted, False)
@@ -318,7 +329,7 @@ class AvgPipeEngine(compat.StageEngine):
 
     def _nothing_left(self, iteration: int) -> bool:
         """Whether `train_batch` can return: all pipelines have stepped, or the data has ended before they could."""
-        self._together.train()
+        self._together.expect_training()
         return self._stage.iteration_complete or self._data.ended(iteration)
 
     def _now_trainable(self) -> list[list[bool]]:

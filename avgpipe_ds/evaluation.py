@@ -39,10 +39,13 @@ def evaluate(
     before anything is sent.
     """
     topology, meet = stage.topology, stage.rendezvous
-    items, error = _take(stage, data_iter, num_micro_batches)
-    settings = f"num_micro_batches={num_micro_batches}, compute_loss={compute_loss}, reduce_output={reduce_output!r}"
-    if num_micro_batches < 1 or reduce_output not in ("avg", None):
-        error = ValueError(f'eval_batch wants num_micro_batches from 1 and reduce_output "avg" or None, got {settings}')
+    fits = isinstance(num_micro_batches, int) and num_micro_batches >= 1 and reduce_output in ("avg", None)
+    items, error = _take(stage, data_iter, num_micro_batches) if fits else ([], None)
+    settings = f"num_micro_batches={num_micro_batches!r}, compute_loss={compute_loss}, reduce_output={reduce_output!r}"
+    if not fits:
+        error = ValueError(
+            f'eval_batch wants num_micro_batches as an integer from 1 and reduce_output "avg" or None, got {settings}'
+        )
     wishes = meet.agree(("evaluate",), topology.world_ranks, error, (settings, return_outputs))
     different = sorted({theirs for theirs, _ in wishes})
     if len(different) > 1:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed
 
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.engine import AvgPipeEngine
 from avgpipe_ds.errors import ConfigError
+from avgpipe_ds.ownership import own_optimizer, parameter_list
 from avgpipe_ds.replicate import replicate
 
 __all__ = ["init_distributed", "initialize"]
+
+_SAME_ON_ALL_RANKS = (
+    "avgpipe",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_optimization",
+    "bf16",
+    "fp16",
+)
 
 
 def init_distributed(*args: Any, **kwargs: Any) -> None:
@@ -65,12 +79,53 @@ def initialize(
 
     """
     init_distributed(dist_backend=None, distributed_port=distributed_port, dist_init_required=dist_init_required)
-    settings = compat.load_config(args, config, config_params)
+    plan: _Plan | None = None
+    problem: Exception | None = None
+    try:
+        if mpu is not None or mesh_param is not None:
+            raise ConfigError("mpu and mesh_param must be None: a PipelineModule brings its own topology")
+        plan = _prepare(compat.load_config(args, config, config_params), model, optimizer, model_parameters, lr_scheduler)
+    except Exception as error:  # noqa: BLE001 - told to all ranks, before any of them waits for the others inside DeepSpeed
+        problem = error
+    _agree({} if plan is None else {**plan.settings, "avgpipe": plan.block}, problem)
+    assert plan is not None
+    first, *copies = plan.belongings
+    engine = compat.build_stage_engine(
+        AvgPipeEngine,
+        config=plan.settings,
+        training_data=training_data,
+        collate_fn=collate_fn,
+        dist_init_required=dist_init_required,
+        **first,
+    )
+    quiet = compat.config_for_other_pipelines(plan.settings)
+    others = [compat.build_stage_engine(compat.StageEngine, config=quiet, dist_init_required=False, **own) for own in copies]
+    assert isinstance(engine, AvgPipeEngine)
+    engine.start(plan.block, others)
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be built.
+
+    Attributes:
+        settings: DeepSpeed's configuration.
+        block: the "avgpipe" block that was in it.
+        belongings: for each pipeline its model, optimizer, parameters and scheduler.
+
+    """
+
+    settings: dict[str, Any]
+    block: AvgPipeConfig
+    belongings: list[dict[str, Any]]
+
+
+def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_parameters: Any, lr_scheduler: Any) -> _Plan:
+    """Check everything that can be checked on this rank alone, and copy the model for all but the first pipeline."""
     block = AvgPipeConfig.from_deepspeed(settings)
     settings.pop("avgpipe", None)
     compat.refuse_unsupported(settings)
-    if mpu is not None or mesh_param is not None:
-        raise ConfigError("mpu and mesh_param must be None: a PipelineModule brings its own topology")
     if not isinstance(model, compat.PipelineModule):
         raise TypeError(
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
@@ -80,53 +135,42 @@ def initialize(
         raise ConfigError('several pipelines need an optimizer: pass one, or put "optimizer" into the configuration')
     if optimizer is None:
         compat.warn_of_compilation(settings)
-    parameters = None if model_parameters is None else list(model_parameters)
-    _check_ownership(model, "model_parameters", parameters or ())
-    if isinstance(optimizer, torch.optim.Optimizer):
-        _check_ownership(model, "the optimizer", optimizer.param_groups)
+    parameters = None if model_parameters is None else parameter_list(model_parameters)
     # Copied before DeepSpeed takes hold of the first: it moves the weights into flat buffers of its own.
     copies = [replicate(model, optimizer, parameters, lr_scheduler) for _ in range(block.num_pipelines - 1)]
-    engine = compat.build_stage_engine(
-        AvgPipeEngine,
-        model=model,
-        config=settings,
-        optimizer=optimizer,
-        model_parameters=parameters,
-        lr_scheduler=lr_scheduler,
-        training_data=training_data,
-        collate_fn=collate_fn,
-        dist_init_required=dist_init_required,
-    )
-    quiet = compat.config_for_other_pipelines(settings)
-    others = [
-        compat.build_stage_engine(
-            compat.StageEngine,
-            model=module,
-            config=quiet,
-            optimizer=its_optimizer,
-            model_parameters=its_parameters,
-            lr_scheduler=its_scheduler,
-            dist_init_required=False,
-        )
-        for module, its_optimizer, its_parameters, its_scheduler in copies
+    belongings = [
+        {
+            "model": its_model,
+            "optimizer": own_optimizer(its_optimizer, its_model, its_parameters),
+            "model_parameters": its_parameters,
+            "lr_scheduler": its_scheduler,
+        }
+        for its_model, its_optimizer, its_parameters, its_scheduler in [
+            (model, optimizer, parameters, lr_scheduler),
+            *copies,
+        ]
     ]
-    assert isinstance(engine, AvgPipeEngine)
-    engine.start(block, others)
-    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+    return _Plan(settings, block, belongings)
 
 
-def _check_ownership(model: compat.PipelineModule, holder: str, parameters: Iterable[Any]) -> None:
-    """Parameters, or groups of them, must be this stage's: others would be trained by nobody, and silently.
+def _agree(settings: Mapping[str, Any], problem: Exception | None) -> None:
+    """An error on one rank is an error on all, and all have the same settings where that matters. Every rank calls it.
 
     Raises:
-        ConfigError: some are not.
+        ConfigError: another rank's error, or the ranks' configurations differ.
 
     """
-    own = {id(p) for p in model.parameters()}
-    flat = [p for group in parameters for p in (group["params"] if isinstance(group, Mapping) else [group])]
-    foreign = [p for p in flat if isinstance(p, torch.Tensor) and id(p) not in own]
-    if foreign:
-        raise ConfigError(
-            f"{len(foreign)} of the {len(flat)} parameters of {holder} do not belong to this stage of the model: "
-            "make it from the parameters() of the PipelineModule that you pass"
-        )
+    told = None if problem is None else f"{type(problem).__name__}: {problem}"
+    mine = {key: repr(settings.get(key)) for key in _SAME_ON_ALL_RANKS}
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, (told, mine))
+    if problem is not None:
+        raise problem
+    for rank, (error, _) in enumerate(every):
+        if error is not None:
+            raise ConfigError(f"rank {rank} can't initialize: {error}")
+    for rank, (_, theirs) in enumerate(every):
+        different = [key for key in _SAME_ON_ALL_RANKS if theirs[key] != every[0][1][key]]
+        if different:
+            found = "; ".join(f'"{key}" is {every[0][1][key]} on rank 0, {theirs[key]} on rank {rank}' for key in different)
+            raise ConfigError(f"the ranks' configurations differ, give all the same: {found}")

@@ -5,8 +5,8 @@ reached once all peers have announced theirs. The payloads make it an all-gather
 norm over all stages and the loss over the data-parallel group are read off it. Before DeepSpeed's own blocking collectives it
 makes sure that no rank waits in one for long.
 
-Where all ranks meet they do so along a binary tree, up to its root and down again: n ranks need 2 (n - 1) messages, not
-n (n - 1), and none sends more than three. Stages come in the tree's order, the first, its root, last.
+An all-gather goes along a binary tree, up to its root and down again: n ranks need 2 (n - 1) messages, not n (n - 1),
+and none sends more than three. Stages come in the tree's order, the first, its root, last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Rendezvous"]
 
 
 class Rendezvous:
-    """Announcements of this rank and its peers; each key is used once by each rank of the group."""
+    """Announcements of this rank and its peers. A key may be used again once it was collected: channels keep their order."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox

@@ -40,6 +40,8 @@ def save_pretrained(engine_or_module: Any, directory: str | os.PathLike[str], *,
             f"expected an engine or module made with avgpipe_ds.hf.to_pipeline, got {type(engine_or_module).__name__}"
         )
     dtype = dtype or next(module.parameters()).dtype
+    if hasattr(engine_or_module, "meet"):
+        engine_or_module.meet("hf.save_pretrained")
     # A group of its own: no message of a pipeline under way can mix with these, and NCCL moves no CPU tensors.
     group = dist.new_group(backend="gloo")
     try:

@@ -50,6 +50,33 @@ def test_a_loader_may_reuse_its_buffers(worlds: dict[int, World]) -> None:
     assert worlds[2].run(train_with_either_loader) == [True, True]
 
 
+def train_with_groups(num_pipelines: int) -> list[bool]:
+    """Whether weights move, for groups in every form that torch takes."""
+    import avgpipe_ds
+
+    moved = []
+    for form in (
+        lambda module: [{"params": (p for p in module.parameters()), "lr": 0.1}],
+        lambda module: [{"params": p} for p in module.parameters()],
+        lambda module: module.parameters(),
+    ):
+        module = TWO.task.pipeline(2)
+        before = weights_of(module)
+        config = Run(num_micro_batches=2, avgpipe={"num_pipelines": num_pipelines}).deepspeed_config()
+        sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+        engine = avgpipe_ds.initialize(model=module, optimizer=sgd, model_parameters=form(module), config=config)[0]
+        engine.train_batch(TWO.task.data())
+        after = [weights_of(pipeline.module) for pipeline in engine.pipelines]
+        moved.append(all(not torch.equal(weights[name], before[name]) for weights in after for name in before))
+        engine.close()
+    return moved
+
+
+@pytest.mark.parametrize("num_pipelines", [1, 2])
+def test_parameter_groups_in_every_form(worlds: dict[int, World], num_pipelines: int) -> None:
+    assert worlds[2].run(train_with_groups, num_pipelines) == [[True] * 3] * 2
+
+
 def rates_after_three_iterations() -> list[float]:
     import avgpipe_ds
 
@@ -87,6 +114,8 @@ def mistakes(folder: str) -> dict[str, str]:
     errors["unknown tag"] = failure(lambda: engine.load_checkpoint(folder, tag="elsewhere"), ValueError)
     mine = folder if rank == 0 else f"{folder}/on-another-machine"
     errors["folder of one machine"] = failure(lambda: engine.load_checkpoint(mine), ValueError)
+    errors["weights of one machine"] = failure(lambda: engine.load_checkpoint(mine, load_module_only=True), ValueError)
+    errors["tags"] = failure(lambda: engine.save_checkpoint(folder, tag=f"on-{rank}"), ValueError)
     engine.train_batch(data)
     dist.barrier()  # else the other rank might hear of the next failure within this call
     for pipeline in engine.pipelines:
@@ -106,9 +135,26 @@ def mistakes(folder: str) -> dict[str, str]:
     def foreign(**wrong: Any) -> Any:
         import avgpipe_ds
 
-        return avgpipe_ds.initialize(model=TWO.task.pipeline(2), config=without, **wrong)
+        right = {"model": TWO.task.pipeline(2), "config": without, "optimizer": torch.optim.SGD}
+        return avgpipe_ds.initialize(**{**right, **wrong})
 
     other = list(TWO.task.plain().parameters())
+    outside = TWO.task.pipeline(2)
+    for name, made in {
+        "optimizer of another model": lambda given: torch.optim.SGD(other, lr=1e-3),
+        "optimizer of the first model": lambda given: torch.optim.SGD(outside.parameters(), lr=1e-3),
+        "callable without optimizer": lambda given: None,
+    }.items():
+        errors[name] = failure(lambda made=made: foreign(model=outside, optimizer=made), ConfigError)
+    errors["optimizer by name"] = failure(lambda: foreign(optimizer="adam"), ConfigError)
+    errors["groups without params"] = failure(
+        lambda: foreign(optimizer=torch.optim.SGD, model_parameters=[{"p": 1}]), ConfigError
+    )
+    own = {**without, "avgpipe": {"num_pipelines": 2 + rank}}
+    errors["other settings"] = failure(lambda: foreign(config=own), ConfigError)
+    errors["bad settings on one rank"] = failure(
+        lambda: foreign(config={**without, "avgpipe": {"num_pipelines": rank}}), ConfigError
+    )
     errors["foreign optimizer"] = failure(lambda: foreign(optimizer=torch.optim.SGD(other, lr=1e-3)), ConfigError)
     errors["foreign parameters"] = failure(lambda: foreign(optimizer=torch.optim.SGD, model_parameters=other), ConfigError)
     return errors
@@ -116,15 +162,24 @@ def mistakes(folder: str) -> dict[str, str]:
 
 EXPECTED = {
     "loss on one rank only": "called differently on different ranks.*compute_loss=False.*compute_loss=True",
-    "no micro-batch": "num_micro_batches from 1",
+    "no micro-batch": "num_micro_batches as an integer from 1",
     "unknown reduction": 'reduce_output "avg" or None',
     "unknown tag": "no checkpoint .*elsewhere",
     "folder of one machine": r"ranks \[1\] find no checkpoint",
     "frozen later": "frozen or unfrozen after initialize|failed: AvgPipeError",
     "closed": "closed|stopped earlier",
     "no optimizer": "need an optimizer",
-    "foreign optimizer": "8 of the 8 parameters of the optimizer do not belong to this stage",
-    "foreign parameters": "8 of the 8 parameters of model_parameters do not belong to this stage",
+    "foreign optimizer": "8 of the 8 parameters of the optimizer belong to another model",
+    "optimizer of another model": "8 of the 8 parameters of the optimizer belong to another model",
+    "optimizer of the first model": "4 of the 4 parameters of the optimizer belong to another model",
+    "callable without optimizer": "must return a torch optimizer, it returned None",
+    "optimizer by name": "must be a torch optimizer or a callable.*got 'adam'",
+    "groups without params": "parameters or groups",
+    "other settings": r'"avgpipe" is .*num_pipelines=2.* on rank 0, .*num_pipelines=3.* on rank 1',
+    "bad settings on one rank": "num_pipelines",
+    "weights of one machine": r"ranks \[1\] find no checkpoint",
+    "tags": r"stage 0\) is in save_checkpoint with tag 'on-0'.*stage 1\) is in save_checkpoint with tag 'on-1'",
+    "foreign parameters": "8 of the 8 parameters of model_parameters belong to another model",
 }
 
 
@@ -146,6 +201,7 @@ def different_calls(folder: str, calls: dict[int, str]) -> tuple[str, str]:
         "eval_batch": lambda: engine.eval_batch(TWO.task.data()),
         "save_checkpoint": lambda: engine.save_checkpoint(folder),
         "load_checkpoint": lambda: engine.load_checkpoint(folder),
+        "meet": lambda: engine.meet("something of their own"),
     }
     told = failure(make[calls[dist.get_rank()]], AvgPipeError, ValueError)
     try:
@@ -163,7 +219,9 @@ def different_calls(folder: str, calls: dict[int, str]) -> tuple[str, str]:
         ({0: "train_batch", 1: "eval_batch"}, False),
         ({0: "eval_batch", 1: "train_batch"}, False),
         ({0: "load_checkpoint", 1: "train_batch"}, False),
+        ({0: "train_batch", 1: "meet"}, False),
         ({0: "save_checkpoint", 1: "eval_batch"}, True),
+        ({0: "meet", 1: "eval_batch"}, True),
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
 )
@@ -173,6 +231,7 @@ def test_different_calls_at_the_same_time(
     for told, afterwards in worlds[2].run(different_calls, str(tmp_path), calls):
         assert "every rank must make the same calls in the same order" in told
         for rank, name in calls.items():
-            assert f"{name} by rank {rank} (stage {rank})" in told
+            shown = "something of their own" if name == "meet" else name
+            assert f"rank {rank} (stage {rank}) is in {shown}" in told
         assert (afterwards == "trains on") == trains_on
         assert trains_on or "this engine stopped earlier" in afterwards
