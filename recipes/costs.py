@@ -119,7 +119,7 @@ def _print_times(every: list[list[dict[str, Any]]]) -> None:
                 low, middle, high = sorted(one[key])
                 cells.append(f"{middle:{style}} ({low:{style}} .. {high:{style}})")
             table.add_row(*cells)
-    Console(width=130).print(table)
+    Console(width=150).print(table)
 
 
 def _print_memory(every: list[list[dict[str, Any]]]) -> None:
