@@ -94,7 +94,7 @@ def prepare_micro_batch(item: Any, device: torch.device, *, first_stage: bool, l
     Both are copied, since a loader may reuse its buffers while micro-batches that were taken ahead still wait.
 
     Raises:
-        ValueError: the item is no pair, holds something other than tensors or no samples, or inputs and labels differ in size.
+        ValueError: the item is no pair, holds something other than tensors, or inputs and labels differ in size.
 
     """
     if not isinstance(item, tuple | list) or len(item) != 2:
@@ -117,8 +117,6 @@ def prepare_micro_batch(item: Any, device: torch.device, *, first_stage: bool, l
             f"inputs and labels of a micro-batch differ in size: {len(first_input)} samples in the inputs "
             f"{tuple(first_input.shape)}, {len(first_label)} in the labels {tuple(first_label.shape)}"
         )
-    if first_input is not None and first_input.dim() and not len(first_input):
-        raise ValueError(f"a micro-batch has no samples: its inputs have shape {tuple(first_input.shape)}")
     return (
         _map(lambda t: t.detach().to(device, copy=True), inputs) if first_stage else None,
         _map(lambda t: t.detach().to(device, copy=True), labels) if last_stage else None,

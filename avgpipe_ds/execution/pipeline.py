@@ -232,7 +232,7 @@ class Pipeline:
             raise NonFiniteLoss(
                 f"the loss is {values[bad].item()} in pipeline {self.pipeline_id}, iteration {self.iteration}, "
                 f"micro-batch {bad}: "
-                "try a lower learning rate, gradient clipping, or look at that micro-batch"
+                "try a lower learning rate, gradient clipping, or look at that micro-batch (a mean over no samples is nan, too)"
             )
         means: Losses = {}
         for name in self._micro_batch_losses[0]:
