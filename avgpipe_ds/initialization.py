@@ -74,7 +74,8 @@ def initialize(
         optimizer's parameter groups holds for all pipelines.
 
     Raises:
-        ConfigError: a setting is wrong or does not go together with pipelines, or the optimizer trains another model.
+        ConfigError: a setting is wrong or does not go together with pipelines, the optimizer trains another model, another rank
+            failed here, or the ranks' settings differ.
         TypeError: `model` is not a `PipelineModule`, or can't be copied.
 
     """
@@ -122,7 +123,12 @@ class _Plan:
 
 
 def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_parameters: Any, lr_scheduler: Any) -> _Plan:
-    """Check everything that can be checked on this rank alone, and copy the model for all but the first pipeline."""
+    """Check everything that can be checked on this rank alone, and copy the model for all but the first pipeline.
+
+    Raises:
+        ConfigError, TypeError: as `initialize`.
+
+    """
     block = AvgPipeConfig.from_deepspeed(settings)
     settings.pop("avgpipe", None)
     compat.refuse_unsupported(settings)
@@ -157,6 +163,7 @@ def _agree(settings: Mapping[str, Any], problem: Exception | None) -> None:
     """An error on one rank is an error on all, and all have the same settings where that matters. Every rank calls it.
 
     Raises:
+        Exception: `problem`, where there is one.
         ConfigError: another rank's error, or the ranks' configurations differ.
 
     """
