@@ -11,13 +11,14 @@ import difflib
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from avgpipe_ds.errors import ConfigError
 
-__all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig"]
+__all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig", "TraceConfig"]
 
 BLOCK = "avgpipe"
 # Keys that a later version will tune by itself. Users who copy such a configuration deserve more than "not an integer".
@@ -69,6 +70,14 @@ class ScheduleConfig(_Section):
     )
 
 
+class TraceConfig(_Section):
+    """Which `train_batch` calls are recorded, and where to (docs/timelines.md)."""
+
+    directory: str = Field(min_length=1, description="a folder: every rank writes rank-<number>.json into it")
+    warmup: int = Field(default=2, ge=0, description="an integer >= 0: train_batch calls before the recorded ones")
+    iterations: int = Field(default=4, ge=1, description="an integer >= 1: train_batch calls to record")
+
+
 class AvgPipeConfig(_Section):
     """The whole block. `AvgPipeConfig()` is plain DeepSpeed: one pipeline, 1F1B."""
 
@@ -76,6 +85,14 @@ class AvgPipeConfig(_Section):
     averaging: AveragingConfig = Field(default=AveragingConfig(), description="an object with averaging settings")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="an object with schedule settings")
     memory_limit_gb: float | None = Field(default=None, gt=0, description="a number above 0, or null: GB per accelerator")
+    trace: TraceConfig | None = Field(
+        default=None, description="a folder for timelines, an object with directory, warmup and iterations, or null"
+    )
+
+    @field_validator("trace", mode="before")
+    @classmethod
+    def _directory_alone(cls, value: Any) -> Any:
+        return {"directory": value} if isinstance(value, str) else value
 
     @property
     def alpha(self) -> float:
@@ -161,8 +178,7 @@ def _problems(error: ValidationError) -> dict[str, str]:
             path.append(part)
             if field is not None:
                 expected = field.description or ""
-                nested = field.annotation
-                section = nested if isinstance(nested, type) and issubclass(nested, BaseModel) else section
+                section = _section_of(field) or section
         key = ".".join(path)
         if not path:  # raised by _check_combinations: reported by from_deepspeed, path by path
             continue
@@ -175,14 +191,23 @@ def _problems(error: ValidationError) -> dict[str, str]:
     return problems
 
 
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a key holds, if it does."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
 def _suggestion(path: list[str], section: type[BaseModel]) -> str:
     """What the user may have meant by the unknown key `path`: the same key elsewhere, else the nearest name."""
     unknown, siblings = path[-1], list(section.model_fields)
     homes: dict[str, str] = {}
     for name, field in AvgPipeConfig.model_fields.items():
         homes[name] = name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            homes |= {key: f"{name}.{key}" for key in field.annotation.model_fields}
+        section_of_it = _section_of(field)
+        if section_of_it is not None:
+            homes |= {key: f"{name}.{key}" for key in section_of_it.model_fields}
     if unknown in homes:
         return f'it belongs to "{BLOCK}.{homes[unknown]}"'
     for candidates in (siblings, list(homes)):  # a key of the same section is the likelier meaning

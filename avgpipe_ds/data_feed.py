@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from avgpipe_ds.tracing.recorder import Recorder
+from avgpipe_ds.tracing.spans import TAKE_DATA
+
 __all__ = ["DataFeed", "MicroBatch", "prepare_micro_batch"]
 
 MicroBatch = tuple[Any, Any]
@@ -27,12 +30,14 @@ class DataFeed:
     Args:
         micro_batches_per_iteration: N * M.
         prepare: checks and moves one item of the iterator.
+        recorder: told how long the data took.
 
     """
 
-    def __init__(self, micro_batches_per_iteration: int, prepare: Callable[[Any], MicroBatch]) -> None:
+    def __init__(self, micro_batches_per_iteration: int, prepare: Callable[[Any], MicroBatch], recorder: Recorder) -> None:
         self._size = micro_batches_per_iteration
         self.prepare = prepare
+        self._recorder = recorder
         self._iterator: Iterator[Any] | None = None
         self._error: Exception | None = None
         self._items: dict[int, list[MicroBatch | None]] = {}
@@ -81,7 +86,8 @@ class DataFeed:
         items = self._items.setdefault(iteration, [])
         try:
             while len(items) < self._size and not self._exhausted and self._iterator is not None and self._error is None:
-                items.append(self.prepare(next(self._iterator)))
+                with self._recorder.span(TAKE_DATA, iteration=iteration):
+                    items.append(self.prepare(next(self._iterator)))
         except StopIteration:
             self._exhausted = True
         except Exception as error:  # noqa: BLE001 - must not spoil the iteration that still trains

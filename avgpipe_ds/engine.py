@@ -26,6 +26,7 @@ from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.progress import Progress
 from avgpipe_ds.schedules.deepspeed_schedules import make_schedule
+from avgpipe_ds.tracing.window import TraceWindow
 
 __all__ = ["AvgPipeEngine"]
 
@@ -63,13 +64,25 @@ class AvgPipeEngine(compat.StageEngine):
             config.schedule, num_micro_batches=self.micro_batches, num_stages=topology.num_stages, stage_id=topology.stage_id
         )
         self.pipelines = tuple(Pipeline(i, engine, self._stage, schedule) for i, engine in enumerate(engines))
-        self._reference = Reference(make_rule(config.averaging, len(engines)), engines) if others else None
+        rule = make_rule(config.averaging, len(engines))
+        self._reference = Reference(rule, engines, self._stage.recorder) if others else None
         for pipeline in self.pipelines:
             pipeline.on_step = self._stepped
         self._trainable = self._now_trainable()
-        self._executor = Executor(self._stage.mailbox)
+        self._executor = Executor(self._stage.mailbox, self._stage.recorder)
+        self._trace = TraceWindow(
+            config.trace,
+            self._stage.recorder,
+            rank=topology.rank,
+            num_ranks=len(topology.world_ranks),
+            stage_id=topology.stage_id,
+            num_stages=topology.num_stages,
+            replica_id=topology.replica_ranks.index(topology.rank),
+            num_pipelines=len(engines),
+            num_micro_batches=self._stage.num_micro_batches,
+        )
         self.restart(iteration=0)
-        atexit.register(_close_at_exit, self._stage.mailbox)
+        atexit.register(_close_at_exit, self._stage.mailbox, self._trace)
 
     @property
     def num_pipelines(self) -> int:
@@ -106,7 +119,7 @@ class AvgPipeEngine(compat.StageEngine):
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
-        with self._together(TRAINING):
+        with self._together(TRAINING), self._trace.iteration(self._iteration):
             stage, iteration = self._stage, self._iteration
             if data_iter is not None:
                 self.set_dataiterator(data_iter)
@@ -271,6 +284,7 @@ class AvgPipeEngine(compat.StageEngine):
 
         The others may still finish what this rank has already done for them. Runs by itself at exit.
         """
+        self._trace.close()
         self._stage.mailbox.close(reason)
         self._together.stop(AvgPipeError("it was closed"))
         self._executor.clear()
@@ -355,7 +369,8 @@ def _mean_or_first(values: tuple[Tensor, ...]) -> Tensor:
     return torch.stack(values).mean(0) if len(values) > 1 and first.is_floating_point() else first
 
 
-def _close_at_exit(mailbox: Mailbox) -> None:
+def _close_at_exit(mailbox: Mailbox, trace: TraceWindow) -> None:
     """Say goodbye when the interpreter ends, before torch and DeepSpeed tear down what the goodbye needs."""
+    trace.close()
     error = getattr(sys, "last_value", None)
     mailbox.close("it ended" if error is None else f"it ended with {type(error).__name__}: {error}")

@@ -55,7 +55,7 @@ def evaluate(
     asks = {rank: wants for rank, (_, wants) in zip(topology.world_ranks, wishes, strict=True)}
     listeners = tuple(rank for rank in topology.pipeline_ranks if asks[rank])
     work = _Evaluation(engine, stage, items, num_micro_batches, compute_loss, listeners)
-    executor = Executor(stage.mailbox)
+    executor = Executor(stage.mailbox, stage.recorder)
     executor.add(work.stream())
     executor.run(lambda: executor.idle)
     result = _result(work, compute_loss=compute_loss, reduce_output=reduce_output, share_loss=share_loss)
@@ -123,7 +123,7 @@ class _Evaluation:
             if topology.is_first:
                 inputs = self.items[number][0]
             else:
-                yield Wait(lambda: mailbox.has(_CHANNEL), (0,))
+                yield Wait(lambda: mailbox.has(_CHANNEL), (0,), "evaluation")
                 message = mailbox.take(_CHANNEL)
                 inputs = message.tensors if message.payload else message.tensors[0]
             with torch.no_grad():
@@ -135,10 +135,10 @@ class _Evaluation:
                 mailbox.send(topology.next_rank, _CHANNEL, isinstance(outputs, tuple), as_tuple(outputs))
         if topology.rank in self.listeners and not topology.is_last:
             for _ in range(self.num_micro_batches):
-                yield Wait(lambda: mailbox.has(_OUTPUTS), (0,))
+                yield Wait(lambda: mailbox.has(_OUTPUTS), (0,), "evaluation")
                 message = mailbox.take(_OUTPUTS)
                 self.outputs.append(message.tensors if message.payload else message.tensors[0])
-        yield Wait(lambda: True, (0,))
+        yield Wait(lambda: True, (0,), "evaluation")
 
     def _finish(self, outputs: Any, number: int) -> None:
         loss_fn = self.engine.module.loss_fn

@@ -16,6 +16,7 @@ from avgpipe_ds.engine import AvgPipeEngine
 from avgpipe_ds.errors import ConfigError
 from avgpipe_ds.ownership import own_optimizer, parameter_list
 from avgpipe_ds.replicate import replicate
+from avgpipe_ds.tracing.window import prepare_directory
 
 __all__ = ["init_distributed", "initialize"]
 
@@ -132,6 +133,7 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
     block = AvgPipeConfig.from_deepspeed(settings)
     settings.pop("avgpipe", None)
     compat.refuse_unsupported(settings)
+    prepare_directory(block.trace)
     if not isinstance(model, compat.PipelineModule):
         raise TypeError(
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"

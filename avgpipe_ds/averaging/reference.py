@@ -6,7 +6,7 @@ copies them to the weights that the model computes with. Any torch optimizer wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.averaging.rules import AveragingRule
+from avgpipe_ds.tracing.recorder import Recorder
+from avgpipe_ds.tracing.spans import AVERAGING
 
 __all__ = ["Reference", "swapped"]
 
@@ -24,38 +26,43 @@ class Reference:
     Args:
         rule: not yet initialized.
         engines: of all N pipelines, in order, with equal weights.
+        recorder: told how long the averaging inside the optimizers' steps takes.
 
     """
 
-    def __init__(self, rule: AveragingRule, engines: Sequence[compat.StageEngine]) -> None:
+    def __init__(self, rule: AveragingRule, engines: Sequence[compat.StageEngine], recorder: Recorder) -> None:
         self.rule = rule
         self._engines = engines
+        self._recorder = recorder
         rule.initialize(compat.masters_of(engines[0]))
-        for engine in engines:
-            self._attach(engine)
+        for pipeline_id, engine in enumerate(engines):
+            self._attach(pipeline_id, engine)
 
-    def _attach(self, engine: compat.StageEngine) -> None:
+    def _attach(self, pipeline_id: int, engine: compat.StageEngine) -> None:
         # DeepSpeed steps ZeRO's parameter groups one by one, with only that group in `param_groups`.
         places = {id(weight): place for place, weight in enumerate(compat.masters_of(engine))}
 
-        def stepped(optimizer: torch.optim.Optimizer) -> tuple[list[Tensor], list[int]]:
-            weights = [weight for group in compat.trained_weights(optimizer) for weight in group]
-            return weights, [places[id(weight)] for weight in weights]
+        def average(optimizer: torch.optim.Optimizer, rule: Callable[[list[Tensor], list[int]], None]) -> None:
+            with self._recorder.span(AVERAGING, pipeline_id=pipeline_id):
+                weights = [weight for group in compat.trained_weights(optimizer) for weight in group]
+                rule(weights, [places[id(weight)] for weight in weights])
 
-        engine.basic_optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self.rule.before_step(*stepped(optimizer)))
-        engine.basic_optimizer.register_step_post_hook(lambda optimizer, args, kwargs: self.rule.after_step(*stepped(optimizer)))
+        base = engine.basic_optimizer
+        base.register_step_pre_hook(lambda optimizer, args, kwargs: average(optimizer, self.rule.before_step))
+        base.register_step_post_hook(lambda optimizer, args, kwargs: average(optimizer, self.rule.after_step))
 
     def stepped(self, pipeline_id: int) -> None:
         """A pipeline has taken its step, or skipped it (fp16 overflow), which counts as a zero update."""
         engine = self._engines[pipeline_id]
-        if not engine.was_step_applied():
-            weights = compat.masters_of(engine)
-            places = range(len(weights))
-            self.rule.before_step(weights, places)
-            self.rule.after_step(weights, places)
-            compat.publish_masters(engine)
-        if pipeline_id == len(self._engines) - 1:
-            self.rule.finish_iteration()
+        with self._recorder.span(AVERAGING, pipeline_id=pipeline_id):
+            if not engine.was_step_applied():
+                weights = compat.masters_of(engine)
+                places = range(len(weights))
+                self.rule.before_step(weights, places)
+                self.rule.after_step(weights, places)
+                compat.publish_masters(engine)
+            if pipeline_id == len(self._engines) - 1:
+                self.rule.finish_iteration()
 
     def parameters(self) -> dict[Tensor, Tensor]:
         """Z by parameter of pipeline 0's module, fp32; views, not copies. Collective over the data-parallel group if masters

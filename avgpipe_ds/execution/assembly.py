@@ -9,6 +9,7 @@ from avgpipe_ds.data_feed import DataFeed, prepare_micro_batch
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.rendezvous import Rendezvous
 from avgpipe_ds.execution.stage import Stage, Topology
+from avgpipe_ds.tracing.recorder import Recorder
 from avgpipe_ds.transport.base import Transport
 
 __all__ = ["assemble_stage"]
@@ -40,8 +41,9 @@ def assemble_stage(engine: compat.StageEngine, *, num_pipelines: int) -> Stage:
         batch = engine.batch_fn(item) if engine.batch_fn else item
         return prepare_micro_batch(batch, device, first_stage=topology.is_first, last_stage=topology.is_last)
 
-    feed = DataFeed(num_pipelines * num_micro_batches, prepare)
-    return Stage(topology, device, mailbox, Rendezvous(mailbox), feed, num_pipelines, num_micro_batches)
+    recorder = Recorder()
+    feed = DataFeed(num_pipelines * num_micro_batches, prepare, recorder)
+    return Stage(topology, device, mailbox, Rendezvous(mailbox), feed, num_pipelines, num_micro_batches, recorder)
 
 
 def _transport(device: torch.device, ranks: list[list[int]]) -> Transport:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from avgpipe_ds.execution.mailbox import Mailbox
+from avgpipe_ds.tracing.recorder import Recorder
 
 __all__ = ["Executor", "Stream", "Wait"]
 
@@ -22,11 +23,13 @@ class Wait:
     Attributes:
         ready: cheap, without side effects that matter; asked again after every arrival.
         priority: smaller goes first among the streams that are ready.
+        waits_for: what `ready` asks for, as timelines name it.
 
     """
 
     ready: Callable[[], bool]
     priority: tuple[int, ...]
+    waits_for: str
 
 
 Stream = Generator[Wait, None, None]
@@ -37,11 +40,13 @@ class Executor:
 
     Args:
         mailbox: whose arrivals make streams ready.
+        recorder: told when no stream can go on, and which one did then.
 
     """
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, recorder: Recorder) -> None:
         self._mailbox = mailbox
+        self._recorder = recorder
         self._streams: list[Stream] = []
         self._waits: list[Wait] = []
 
@@ -75,9 +80,11 @@ class Executor:
                 return
             ready = [(wait.priority, place) for place, wait in enumerate(self._waits) if wait.ready()]
             if not ready:
+                self._recorder.nothing_to_do()
                 self._mailbox.wait()
                 continue
             place = min(ready)[1]
+            self._recorder.can_go_on(self._waits[place].waits_for)
             try:
                 self._waits[place] = next(self._streams[place])
             except StopIteration:

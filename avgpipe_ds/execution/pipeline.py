@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -26,6 +27,7 @@ from avgpipe_ds.random_state import RandomState
 from avgpipe_ds.schedules.actions import Kind
 from avgpipe_ds.schedules.deepspeed_schedules import AdvanceForwardPass, PlannedSchedule
 from avgpipe_ds.schedules.priority import priority
+from avgpipe_ds.tracing.spans import CLIPPING_NORM, OPTIMIZER_STEP, WAIT
 
 __all__ = ["Pipeline"]
 
@@ -116,27 +118,29 @@ class Pipeline:
                     continue
                 kind: Kind = "B" if any(isinstance(i, ds.BackwardPass) for i in instructions) else "F"
                 key = priority(iteration=self.iteration, pipeline_id=self.pipeline_id, kind=kind)
-                yield Wait(self._readiness(instructions), (1, *key))
+                waits_for, ready = self._readiness(instructions)
+                yield from self._wait(Wait(ready, (1, *key), waits_for))
                 for instruction in instructions:
-                    self._INSTRUCTION_MAP[type(instruction)](self, **instruction.kwargs)
+                    with self._span(instruction.name, micro_batch=instruction.kwargs["micro_batch"]):
+                        self._INSTRUCTION_MAP[type(instruction)](self, **instruction.kwargs)
             self.iteration += 1
 
     def _capture(self) -> tuple[dict[str, Any], list[Tensor]]:
         """Random state and buffers at the start of an iteration: forwards that run ahead change both."""
         return self.random.state_dict(), [b.detach().clone() for b in self.module.buffers()]
 
-    def _readiness(self, instructions: list[ds.PipeInstruction]) -> Callable[[], bool]:
-        """What the first computation of a step waits for: its message, or its data."""
+    def _readiness(self, instructions: list[ds.PipeInstruction]) -> tuple[str, Callable[[], bool]]:
+        """What the first computation of a step waits for, its message or its data, and whether that is there."""
         mailbox, feed = self.stage.mailbox, self.stage.feed
-        conditions: list[Callable[[], bool]] = []
+        conditions: dict[str, Callable[[], bool]] = {}
         for instruction in instructions:
             if isinstance(instruction, ds.RecvActivation):
-                conditions.append(lambda: mailbox.has(("activation", self.pipeline_id)))
+                conditions["activation"] = lambda: mailbox.has(("activation", self.pipeline_id))
             elif isinstance(instruction, ds.RecvGrad):
-                conditions.append(lambda: mailbox.has(("gradient", self.pipeline_id)))
+                conditions["gradient"] = lambda: mailbox.has(("gradient", self.pipeline_id))
             elif isinstance(instruction, ds.LoadMicroBatch):
-                conditions.append(lambda: feed.ready(self.iteration))
-        return lambda: all(condition() for condition in conditions)
+                conditions["data"] = lambda: feed.ready(self.iteration)
+        return next(iter(conditions), "turn"), lambda: all(condition() for condition in conditions.values())
 
     def _load_micro_batch(self, buffer_id: int, micro_batch: int) -> None:
         index = self.pipeline_id * self.stage.num_micro_batches + micro_batch
@@ -264,29 +268,41 @@ class Pipeline:
         """ReduceTiedGrads, ReduceGrads and OptimizerStep: everything that needs the peers."""
         stage, key = self.stage, (self.iteration, self.pipeline_id)
         topology, meet = stage.topology, stage.rendezvous
-        yield self._until(lambda: stage.may_finish(self.iteration))
+        yield from self._until("turn", lambda: stage.may_finish(self.iteration))
         yield from self._each(reduce_tied_gradients(self.engine, stage, self.pipeline_id))
         yield from self._each(reduce_gradients(self.engine, stage, self.pipeline_id))
         every = yield from self._each(meet.gathering(("losses", key), topology.replica_ranks, self._batch_losses))
         if compat.has_own_collectives(self.engine):  # its step waits for the other ranks: all must have come
             yield from self._each(meet.gathering(("step", key), topology.world_ranks))
         elif self.engine.gradient_clipping() > 0:
-            norm = compat.local_squared_norm(self.engine)
+            with self._span(CLIPPING_NORM):
+                norm = compat.local_squared_norm(self.engine)
             norms = yield from self._each(meet.gathering(("norm", key), topology.pipeline_ranks, norm))
             self.engine.gradient_norm = math.sqrt(sum(norms))
-        yield self._until(lambda: stage.may_step(*key))
+        yield from self._until("turn", lambda: stage.may_step(*key))
         self.losses = {name: sum(losses[name] for losses in every) / len(every) for name in every[0]}
-        compat.optimizer_step(self.engine)
+        with self._span(OPTIMIZER_STEP):
+            compat.optimizer_step(self.engine)
         stage.stepped += 1
         self.on_step(self)
 
-    def _until(self, ready: Callable[[], bool]) -> Wait:
-        return Wait(ready, (0, self.iteration, self.pipeline_id))
+    def _span(self, name: str, *, micro_batch: int = -1, detail: str = "") -> AbstractContextManager[None]:
+        """Part of this pipeline's timeline."""
+        place = {"pipeline_id": self.pipeline_id, "iteration": self.iteration, "micro_batch": micro_batch}
+        return self.stage.recorder.span(name, **place, detail=detail)
+
+    def _wait(self, wait: Wait) -> Stream:
+        with self._span(WAIT, detail=wait.waits_for):
+            yield wait
+
+    def _until(self, waits_for: str, ready: Callable[[], bool]) -> Stream:
+        """Wait for something that ends the batch; it goes before all computation."""
+        return self._wait(Wait(ready, (0, self.iteration, self.pipeline_id), waits_for))
 
     def _each(self, conditions: Generator[Callable[[], bool], None, T]) -> Generator[Wait, None, T]:
         """Wait for one condition after the other."""
         try:
             while True:
-                yield self._until(next(conditions))
+                yield from self._until("peers", next(conditions))
         except StopIteration as end:
             return cast(T, end.value)

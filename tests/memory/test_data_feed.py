@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from avgpipe_ds.data_feed import DataFeed, prepare_micro_batch
+from avgpipe_ds.tracing.recorder import Recorder
 
 CPU = torch.device("cpu")
 
 
 def feed(size: int = 4) -> DataFeed:
-    return DataFeed(size, lambda item: (item, None))
+    return DataFeed(size, lambda item: (item, None), Recorder())
 
 
 def trained(source: DataFeed, iteration: int, size: int = 4, *, last_first: bool = False) -> list[Any]:
