@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from bench.costs import Stopwatch, memory_of, saved_bytes
+from bench.costs import Stopwatch, memory_of, saved_bytes, tracing_costs
 from common.models import model_location
 from rich.console import Console
 from rich.table import Table
@@ -76,6 +76,7 @@ def _measure(model: str, num_pipelines: int, micro_batches: int, size: tuple[int
             for _ in range(iterations):
                 engine.train_batch(data)
         watches.append(watch)
+    tracing = tracing_costs(engine, data, iterations=iterations, repeats=5)
     per_micro_batch = saved_bytes(engine, _stage_inputs(engine, size, module.hf_config.hidden_size))
     stored = min(micro_batches, stages - engine.stage_id)
     result = {
@@ -86,6 +87,7 @@ def _measure(model: str, num_pipelines: int, micro_batches: int, size: tuple[int
         "executor_cpu_ms": [w.executor_cpu_ms for w in watches],
         "sending_cpu_ms": [w.sending_cpu_ms for w in watches],
         "averaging_share": [w.averaging_share for w in watches],
+        "tracing_share": tracing,
         "memory": memory_of(engine) | {"activations": num_pipelines * stored * per_micro_batch},
     }
     engine.close()
@@ -107,19 +109,29 @@ def _stage_inputs(engine: Any, size: tuple[int, int], width: int) -> tuple[Tenso
 
 
 def _print_times(every: list[list[dict[str, Any]]]) -> None:
-    title = "medians (min .. max) of three measurements; executor: per instruction, sending: per message, averaging: of the time"
+    title = "medians (min .. max); executor: per instruction, sending: per message, averaging and tracing: of the time"
     table = Table(title=title)
-    columns = ("N", "stage", "s per iteration", "executor, wall ms", "executor, CPU ms", "sending, CPU ms", "averaging, share")
+    columns = (
+        "N",
+        "stage",
+        "s per iteration",
+        "executor, wall ms",
+        "executor, CPU ms",
+        "sending, CPU ms",
+        "averaging, share",
+        "tracing, share",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     for found in zip(*every, strict=True):
         for one in found:
             cells = [str(one["num_pipelines"]), str(one["stage"]), f"{one['iteration_s']:.3f}"]
-            for key, style in (*((key, ".3f") for key in MILLISECONDS), ("averaging_share", ".2%")):
-                low, middle, high = sorted(one[key])
+            for key, style in (*((key, ".3f") for key in MILLISECONDS), ("averaging_share", ".2%"), ("tracing_share", ".2%")):
+                found_here = one[key]
+                middle, low, high = statistics.median(found_here), min(found_here), max(found_here)
                 cells.append(f"{middle:{style}} ({low:{style}} .. {high:{style}})")
             table.add_row(*cells)
-    Console(width=150).print(table)
+    Console(width=175).print(table)
 
 
 def _print_memory(every: list[list[dict[str, Any]]]) -> None:

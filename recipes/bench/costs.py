@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
@@ -17,7 +18,7 @@ from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
 
-__all__ = ["Stopwatch", "memory_of", "saved_bytes"]
+__all__ = ["Stopwatch", "memory_of", "saved_bytes", "tracing_costs"]
 
 _COMPUTATION = ("forward", "backward_from_loss", "backward_from_gradients", "local_squared_norm", "optimizer_step")
 _AVERAGING = {"before_step": "pull", "after_step": "pull", "finish_iteration": "reference"}
@@ -96,6 +97,25 @@ class Stopwatch:
             handler(*args, **kwargs)
 
         return counted
+
+
+def tracing_costs(engine: Any, data: Iterator[Any], *, iterations: int, repeats: int) -> list[float]:
+    """What part of the time recording a timeline adds; one number for each repeat of the two in alternation."""
+    recorder, shares = engine._stage.recorder, []
+    for _ in range(repeats):
+        seconds = []
+        for traced in (False, True):
+            if traced:
+                recorder.start()
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(iterations):
+                engine.train_batch(data)
+            dist.barrier()
+            seconds.append(time.perf_counter() - start)
+        recorder.stop()
+        shares.append(seconds[1] / seconds[0] - 1)
+    return shares
 
 
 def memory_of(engine: Any) -> dict[str, int]:

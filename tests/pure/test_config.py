@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from avgpipe_ds.config import AveragingConfig, AvgPipeConfig, ScheduleConfig
+from avgpipe_ds.config import AveragingConfig, AvgPipeConfig, ScheduleConfig, TraceConfig
 from avgpipe_ds.errors import ConfigError
 
 
@@ -110,7 +110,9 @@ def test_memory_limit_warns_that_it_is_not_enforced():
 
 @pytest.mark.parametrize("value", [None, 3, [], "2"])
 def test_blocks_must_be_objects(value):
-    with pytest.raises(ConfigError, match="expected an object with num_pipelines, averaging, schedule, memory_limit_gb; got"):
+    with pytest.raises(
+        ConfigError, match="expected an object with num_pipelines, averaging, schedule, memory_limit_gb, trace; got"
+    ):
         AvgPipeConfig.from_deepspeed({"avgpipe": value})
     (line,) = problems(schedule=value)
     assert line == f"avgpipe.schedule: expected an object with schedule settings; got {value!r}"
@@ -133,7 +135,7 @@ def test_blocks_must_be_objects(value):
         ),
         ({"averaging": {"momentun": 0}}, 'avgpipe.averaging.momentun: unknown key; did you mean "avgpipe.averaging.momentum"?'),
         ({"schedule": {"xyz": 0}}, "avgpipe.schedule.xyz: unknown key; known keys here: name, advance"),
-        ({"zzz": 0}, "avgpipe.zzz: unknown key; known keys here: num_pipelines, averaging, schedule, memory_limit_gb"),
+        ({"zzz": 0}, "avgpipe.zzz: unknown key; known keys here: num_pipelines, averaging, schedule, memory_limit_gb, trace"),
     ],
 )
 def test_unknown_keys_name_the_nearest(block, line):
@@ -179,6 +181,36 @@ def test_settings_that_the_rule_does_not_use(rule, settings, unused):
     lines = problems(averaging={"rule": rule, **settings})
     assert [line.split(":")[0] for line in lines] == [f"avgpipe.averaging.{key}" for key in unused]
     assert all(f'the rule is "{rule}"' in line for line in lines)
+
+
+def test_a_trace_is_a_folder_or_an_object():
+    assert parse().trace is None and parse(trace=None).trace is None
+    assert parse(trace="runs/trace").trace == TraceConfig(directory="runs/trace", warmup=2, iterations=4)
+    assert parse(trace={"directory": "t", "warmup": 0, "iterations": 1}).trace == TraceConfig(
+        directory="t", warmup=0, iterations=1
+    )
+
+
+FOLDER = "a folder: every rank writes rank-<number>.json into it"
+
+
+@pytest.mark.parametrize(
+    "trace, line",
+    [
+        (True, "trace: expected a folder for timelines, an object with directory, warmup and iterations, or null; got True"),
+        ("", f"trace.directory: expected {FOLDER}; got ''"),
+        ({"directory": 3}, f"trace.directory: expected {FOLDER}; got 3"),
+        ({}, f"trace.directory: expected {FOLDER}; got {{}}"),
+        ({"directory": "t", "iterations": 0}, "trace.iterations: expected an integer >= 1: train_batch calls to record; got 0"),
+        (
+            {"directory": "t", "warmup": -1},
+            "trace.warmup: expected an integer >= 0: train_batch calls before the recorded ones; got -1",
+        ),
+        ({"directory": "t", "iteration": 3}, 'trace.iteration: unknown key; did you mean "avgpipe.trace.iterations"?'),
+    ],
+)
+def test_a_trace_is_strict(trace, line):
+    assert problems(trace=trace) == [f"avgpipe.{line}"]
 
 
 def test_writing_out_defaults_is_fine():
