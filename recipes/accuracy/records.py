@@ -1,0 +1,114 @@
+"""What a finished run leaves: one JSON line, written at once, so that an interrupted grid loses only the runs under way."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from common.errors import RecipeError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+__all__ = ["Conditions", "Point", "Record", "append", "read", "read_all"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Conditions(_Frozen):
+    """What all runs of a comparison have in common."""
+
+    model: str = Field(description="as --model of the other recipes takes it")
+    dataset: str = Field(description="as --dataset of the other recipes takes it")
+    max_length: int = Field(ge=2, description="tokens of the longest sample")
+    batch_size: int = Field(ge=1, description="B, samples")
+    max_samples: int = Field(ge=1, description="samples to train on")
+    eval_every: int = Field(ge=1, description="samples between two validations")
+    warmup_samples: int = Field(ge=0, description="samples over which the learning rate rises")
+    validation_samples: int = Field(ge=1, description="samples to validate on")
+
+
+class Point(_Frozen):
+    """One validation of the model that would be used.
+
+    Attributes:
+        samples: trained until then.
+        accuracy, loss: of the validation.
+        training_loss: mean over the iterations since the validation before.
+
+    """
+
+    samples: int
+    accuracy: float
+    loss: float
+    training_loss: float
+
+
+class Record(_Frozen):
+    """One run.
+
+    Attributes:
+        stopped_at: the target that it was allowed to stop at; None where it used the whole budget in any case.
+        run_s: seconds that it took, validations included, on whatever machine that was.
+
+    """
+
+    setting: str
+    learning_rate: float
+    seed: int
+    conditions: Conditions
+    num_stages: int
+    num_micro_batches: int
+    stopped_at: float | None
+    curve: tuple[Point, ...] = Field(min_length=1)
+    run_s: float
+    versions: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, float, int]:
+        """What tells it from the other runs of the comparison."""
+        return self.setting, self.learning_rate, self.seed
+
+
+def append(file: Path, record: Record) -> None:
+    """Add a line to `file`; one write, so that several jobs may share it."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(record.model_dump_json() + "\n")
+
+
+def read(file: Path) -> list[Record]:
+    """Return the runs in `file`, none where it does not exist.
+
+    Raises:
+        RecipeError: a line is no run.
+
+    """
+    if not file.exists():
+        return []
+    records = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            records.append(Record.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RecipeError(f"{file}, line {number}, is not a run of this recipe: {where} {first['msg']}.") from error
+    return records
+
+
+def read_all(files: Iterable[Path]) -> list[Record]:
+    """Return the runs of all `files`, each once, all of the same conditions.
+
+    Raises:
+        RecipeError: a line is no run, or the runs of two files can't be compared.
+
+    """
+    records = [(file, record) for file in files for record in read(file)]
+    for file, record in records:
+        first_file, first = records[0]
+        different = [
+            f"{name} {getattr(record.conditions, name)!r} instead of {getattr(first.conditions, name)!r}"
+            for name in Conditions.model_fields
+            if getattr(record.conditions, name) != getattr(first.conditions, name)
+        ]
+        if different:
+            raise RecipeError(f"{file} has a run of other conditions than {first_file}: {'; '.join(different)}.")
+    return list({record.key: record for _, record in records}.values())

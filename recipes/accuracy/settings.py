@@ -1,0 +1,84 @@
+"""The settings that are compared. Pure; a new one is a line here."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from common.errors import RecipeError
+
+__all__ = ["REFERENCE", "SETTINGS", "Setting", "select"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What trains the model, apart from the learning rate.
+
+    Attributes:
+        name: what options, records and tables call it.
+        contender: whose speed it has. The averaging hardly changes the speed, so all settings of N pipelines share one.
+        num_pipelines: N.
+        batch_factor: a pipeline's batch is this many times B.
+        averaging: the "averaging" section of the configuration; None for DeepSpeed's own engine, and for the reference.
+        decisive: whether the comparison hangs on it, so that it runs first.
+
+    """
+
+    name: str
+    contender: str
+    num_pipelines: int = 1
+    batch_factor: int = 1
+    averaging: dict[str, Any] | None = field(default=None, hash=False)
+    decisive: bool = False
+
+    @property
+    def num_batches(self) -> int:
+        """How many times B samples an iteration trains."""
+        return self.num_pipelines * self.batch_factor
+
+
+#: One process, transformers and torch alone: it says what the model and the data can reach.
+REFERENCE = Setting(name="reference", contender="reference", decisive=True)
+
+#: Crossbow's momentum of the reference model. Without momentum SMA is EASGD.
+_SMA_MOMENTUM = 0.9
+
+
+def _deepspeed(batch_factor: int) -> Setting:
+    name = f"deepspeed-{batch_factor}x"
+    return Setting(name=name, contender=name, batch_factor=batch_factor, decisive=True)
+
+
+def _pipelines(num_pipelines: int, alphas: Sequence[float | str]) -> Iterator[Setting]:
+    """Every rule with every alpha; "auto" is 1/N."""
+    for alpha in alphas:
+        shown = f"1/{num_pipelines}" if alpha == "auto" else f"{alpha:g}"
+        rules: dict[str, dict[str, Any]] = {
+            f"avgpipe-outer{outer_lr}": {"rule": "avgpipe", "outer_lr": float(outer_lr)} for outer_lr in (1, num_pipelines)
+        }
+        rules |= {"easgd": {"rule": "easgd"}, "sma": {"rule": "sma", "momentum": _SMA_MOMENTUM}}
+        for rule, averaging in rules.items():
+            yield Setting(
+                name=f"n{num_pipelines}-{rule}-alpha{shown}",
+                contender=f"pipelines-{num_pipelines}",
+                num_pipelines=num_pipelines,
+                averaging={**averaging, "alpha": alpha},
+                decisive=alpha == "auto" and averaging["rule"] == "avgpipe",
+            )
+
+
+SETTINGS: tuple[Setting, ...] = (
+    *(_deepspeed(factor) for factor in (1, 2, 3)),
+    *_pipelines(2, ("auto", 0.25, 0.1)),
+    *_pipelines(3, ("auto", 0.5, 0.1)),
+)
+
+
+def select(patterns: str) -> list[Setting]:
+    """Return the settings whose name fits one of the comma-separated shell patterns."""
+    wanted = [pattern.strip() for pattern in patterns.split(",")]
+    chosen = [setting for setting in SETTINGS if any(fnmatchcase(setting.name, pattern) for pattern in wanted)]
+    if not chosen:
+        known = ", ".join(setting.name for setting in SETTINGS)
+        raise RecipeError(f"--settings {patterns!r} fits no setting. There are: {known}.")
+    return chosen

@@ -1,0 +1,66 @@
+"""The data and the initial model: the same for every contender."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from common.batches import Collate
+from common.load import load_classification
+from common.models import load_tokenizer, model_location
+from common.narrator import Narrator
+from common.options import DataOptions
+from common.samples import labelled_samples
+from common.splits import thinned
+from common.training import TaskData
+from transformers import AutoModelForSequenceClassification
+from transformers.utils import logging as transformers_logging
+
+from accuracy.records import Conditions
+
+__all__ = ["CLIPPING", "EVAL_MICRO_BATCH_SIZE", "WEIGHT_DECAY", "ClassificationTask", "load_task"]
+
+WEIGHT_DECAY = 0.01
+CLIPPING = 1.0
+EVAL_MICRO_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassificationTask:
+    """Samples, and the model to start from."""
+
+    location: str
+    num_classes: int
+    data: TaskData
+
+    def initial_model(self, seed: int) -> Any:
+        """Return transformers' model with a new head; `seed` decides the head, and nothing else does."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForSequenceClassification.from_pretrained(
+                self.location, num_labels=self.num_classes, dtype=torch.float32
+            )
+
+
+def load_task(conditions: Conditions, narrator: Narrator) -> ClassificationTask:
+    """Read and tokenise; the validation samples are a draw that no seed of a run changes.
+
+    Raises:
+        RecipeError: the model or the data set cannot be used.
+
+    """
+    transformers_logging.set_verbosity_error()  # a report of the new head in every run
+    transformers_logging.disable_progress_bar()
+    location = model_location(conditions.model)
+    tokenizer = load_tokenizer(location)
+    with narrator.phase(f"reading {conditions.dataset}"):
+        corpus = load_classification(DataOptions(dataset=conditions.dataset))
+    with narrator.phase(f"tokenising {len(corpus.train.texts) + len(corpus.validation.texts)} texts"):
+        train, validation = (
+            labelled_samples(texts, tokenizer, max_length=conditions.max_length) for texts in (corpus.train, corpus.validation)
+        )
+    data = TaskData(
+        train=train,
+        validation=thinned(validation, conditions.validation_samples),
+        collate=Collate(pad_token_id=tokenizer.pad_token_id, max_length=conditions.max_length),
+    )
+    return ClassificationTask(location=location, num_classes=len(corpus.label_names), data=data)
