@@ -17,11 +17,21 @@ def smoothed(curve: Sequence[Point]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def samples_to_target(curve: Sequence[Point], target: float) -> int | None:
-    """Return the samples trained at the first validation whose smoothed accuracy is at `target`; None if there is none."""
+def samples_to_target(curve: Sequence[Point], target: float) -> float | None:
+    """Return the samples trained when the accuracy came to `target`; None if it never did.
+
+    That is at the first validation whose smoothed accuracy is at the target, moved back along the straight line from the
+    validation before to where it crosses the target: validations are far apart, and contenders have them at different samples.
+    """
+    before: tuple[int, float] | None = None
     for point, accuracy in zip(curve, smoothed(curve), strict=False):
         if accuracy >= target:
-            return point.samples
+            if before is None:
+                return float(point.samples)
+            samples_before, accuracy_before = before
+            part = (target - accuracy_before) / (accuracy - accuracy_before)
+            return samples_before + part * (point.samples - samples_before)
+        before = point.samples, accuracy
     return None
 
 

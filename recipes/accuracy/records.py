@@ -94,21 +94,20 @@ def read(file: Path) -> list[Record]:
     return records
 
 
-def read_all(files: Iterable[Path]) -> list[Record]:
-    """Return the runs of all `files`, each once, all of the same conditions.
+def read_all(files: Iterable[Path], *, conditions: Conditions | None = None) -> list[Record]:
+    """Return the runs of all `files`, each once. All have to be of `conditions`, or, without them, of the first one's.
 
     Raises:
-        RecipeError: a line is no run, or the runs of two files can't be compared.
+        RecipeError: a line is no run, or a run can't be compared with the others.
 
     """
-    records = [(file, record) for file in files for record in read(file)]
-    for file, record in records:
-        first_file, first = records[0]
-        different = [
-            f"{name} {getattr(record.conditions, name)!r} instead of {getattr(first.conditions, name)!r}"
-            for name in Conditions.model_fields
-            if getattr(record.conditions, name) != getattr(first.conditions, name)
-        ]
-        if different:
-            raise RecipeError(f"{file} has a run of other conditions than {first_file}: {'; '.join(different)}.")
-    return list({record.key: record for _, record in records}.values())
+    records: dict[tuple[str, float, int], Record] = {}
+    for file in files:
+        for record in read(file):
+            conditions = conditions or record.conditions
+            expected, found = conditions.model_dump(), record.conditions.model_dump()
+            different = [f"{name} {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]
+            if different:
+                raise RecipeError(f"{file} has a run of other conditions: {'; '.join(different)}. Use another file for these.")
+            records[record.key] = record
+    return list(records.values())

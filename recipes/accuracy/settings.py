@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from common.errors import RecipeError
+from common.suggest import did_you_mean
 
 __all__ = ["REFERENCE", "SETTINGS", "Setting", "select"]
 
@@ -16,7 +17,8 @@ class Setting:
 
     Attributes:
         name: what options, records and tables call it.
-        contender: whose speed it has. The averaging hardly changes the speed, so all settings of N pipelines share one.
+        contender: whose speed it has, as recipes/benchmark.py calls it. The averaging hardly changes the speed, so all settings
+            of N pipelines share one; DeepSpeed's larger batches have one of their own.
         num_pipelines: N.
         batch_factor: a pipeline's batch is this many times B.
         averaging: the "averaging" section of the configuration; None for DeepSpeed's own engine, and for the reference.
@@ -45,8 +47,10 @@ _SMA_MOMENTUM = 0.9
 
 
 def _deepspeed(batch_factor: int) -> Setting:
+    """DeepSpeed's engine with a batch of `batch_factor` times B."""
     name = f"deepspeed-{batch_factor}x"
-    return Setting(name=name, contender=name, batch_factor=batch_factor, decisive=True)
+    contender = "deepspeed-1f1b" if batch_factor == 1 else f"deepspeed-1f1b-{batch_factor}x"
+    return Setting(name=name, contender=contender, batch_factor=batch_factor, decisive=True)
 
 
 def _pipelines(num_pipelines: int, alphas: Sequence[float | str]) -> Iterator[Setting]:
@@ -60,7 +64,7 @@ def _pipelines(num_pipelines: int, alphas: Sequence[float | str]) -> Iterator[Se
         for rule, averaging in rules.items():
             yield Setting(
                 name=f"n{num_pipelines}-{rule}-alpha{shown}",
-                contender=f"pipelines-{num_pipelines}",
+                contender=f"avgpipe-n{num_pipelines}",
                 num_pipelines=num_pipelines,
                 averaging={**averaging, "alpha": alpha},
                 decisive=alpha == "auto" and averaging["rule"] == "avgpipe",
@@ -75,10 +79,17 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def select(patterns: str) -> list[Setting]:
-    """Return the settings whose name fits one of the comma-separated shell patterns."""
+    """Return the settings whose name fits one of the comma-separated shell patterns.
+
+    Raises:
+        RecipeError: a pattern fits none.
+
+    """
     wanted = [pattern.strip() for pattern in patterns.split(",")]
-    chosen = [setting for setting in SETTINGS if any(fnmatchcase(setting.name, pattern) for pattern in wanted)]
-    if not chosen:
-        known = ", ".join(setting.name for setting in SETTINGS)
-        raise RecipeError(f"--settings {patterns!r} fits no setting. There are: {known}.")
-    return chosen
+    for pattern in wanted:
+        if not any(fnmatchcase(setting.name, pattern) for setting in SETTINGS):
+            known = ", ".join(setting.name for setting in SETTINGS)
+            raise RecipeError(
+                f"--settings: {pattern!r} fits no setting.{did_you_mean(pattern, known.split(', '))} There are: {known}."
+            )
+    return [setting for setting in SETTINGS if any(fnmatchcase(setting.name, pattern) for pattern in wanted)]
