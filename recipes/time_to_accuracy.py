@@ -4,7 +4,9 @@
     deepspeed --num_accelerators 1 recipes/time_to_accuracy.py run reference.jsonl --output runs.jsonl
     python recipes/time_to_accuracy.py summarise reference.jsonl runs.jsonl --plot curves.png
 
-The reference is one process with transformers and torch alone; the accuracy that it reaches sets the target.
+The reference is one process with transformers and torch alone; the accuracy that it reaches sets the target. The number of stages
+does not change what a sample teaches, so one stage is enough. With more, `run` uses them all, but DeepSpeed's engine then clips
+by the gradients of its first stage only. Samples that a setting needs may be combined with speeds from any test bed.
 """
 
 import json
@@ -16,7 +18,7 @@ from accuracy.analysis import attempts, compare
 from accuracy.commands import train_grid, train_reference, undone
 from accuracy.grid import parse_rates, parse_seeds, parse_share, plan
 from accuracy.plot import plot
-from accuracy.records import Conditions, read_all
+from accuracy.records import Conditions, ensure_writable, read_all
 from accuracy.report import as_json, comparison_table, read_speeds, reference_table, remarks
 from accuracy.settings import REFERENCE, select
 from accuracy.target import reference_accuracy, target_accuracy
@@ -68,6 +70,7 @@ def reference(
             warmup_samples=warmup_samples,
             validation_samples=validation_samples,
         )
+        ensure_writable(output, option="--output")
         runs = plan([REFERENCE], rates=parse_rates(learning_rates), seeds=parse_seeds(seeds))
         train_reference(undone(runs, [output], conditions), conditions, output=output, narrator=narrator)
 
@@ -98,6 +101,7 @@ def run(
         stop_at = target_accuracy(found, target_fraction) if target is None else target
         grid = plan(select(settings), rates=parse_rates(learning_rates), seeds=parse_seeds(seeds))
         conditions = found[0].conditions
+        ensure_writable(output, option="--output")
         runs = undone(grid[parse_share(share)], [output, *(skip or ())], conditions)
         narrator.say(f"{len(runs)} runs to do, of {len(grid)} in the grid; target {stop_at:.4f}")
         train_grid(runs, conditions, num_micro_batches=micro_batches, output=output, target=stop_at, narrator=narrator)
@@ -136,11 +140,10 @@ def summarise(
         speeds = {} if seconds_per_sample is None else read_speeds(seconds_per_sample)
         conditions = records[0].conditions
         console = Console(width=150)
-        console.print(reference_table(reference_accuracy(records), goal))
-        console.print(comparison_table(rows, speeds))
-        for remark in remarks(conditions, goal):
-            console.print(remark)
+        console.print(reference_table(reference_accuracy(records), goal), comparison_table(rows, speeds))
+        console.print(*remarks(conditions, goal), sep="\n")
         if json_file is not None:
+            ensure_writable(json_file, option="--json")
             summary = as_json(rows, speeds, conditions=conditions, target=goal)
             json_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         if plot_file is not None:

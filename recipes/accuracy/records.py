@@ -6,7 +6,7 @@ from pathlib import Path
 from common.errors import RecipeError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-__all__ = ["Conditions", "Point", "Record", "append", "read", "read_all"]
+__all__ = ["Conditions", "Point", "Record", "append", "ensure_writable", "read_all"]
 
 
 class _Frozen(BaseModel):
@@ -68,13 +68,27 @@ class Record(_Frozen):
         return self.setting, self.learning_rate, self.seed
 
 
+def ensure_writable(file: Path, *, option: str) -> None:
+    """Make sure that `file` can be written before anything is spent on what is to be kept there; it is not changed.
+
+    Raises:
+        RecipeError: it can't.
+
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+    except OSError as error:
+        raise RecipeError(f"{option} {file}: can't write there: {error}.") from error
+
+
 def append(file: Path, record: Record) -> None:
     """Add a line to `file`; one write, so that several jobs may share it."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write(record.model_dump_json() + "\n")
 
 
-def read(file: Path) -> list[Record]:
+def _read(file: Path) -> list[Record]:
     """Return the runs in `file`, none where it does not exist.
 
     Raises:
@@ -103,7 +117,7 @@ def read_all(files: Iterable[Path], *, conditions: Conditions | None = None) -> 
     """
     records: dict[tuple[str, float, int], Record] = {}
     for file in files:
-        for record in read(file):
+        for record in _read(file):
             conditions = conditions or record.conditions
             expected, found = conditions.model_dump(), record.conditions.model_dump()
             different = [f"{name} {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]

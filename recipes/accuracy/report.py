@@ -19,10 +19,10 @@ _CONTENDERS = {setting.name: setting.contender for setting in SETTINGS}
 
 
 def reference_table(accuracies: Mapping[float, float], target: float) -> Table:
-    """Return what the reference reached, by learning rate."""
-    table = Table(title=f"reference, mean accuracy at the end of the budget; target {target:.4f}")
+    """Return what the reference reached, by learning rate, mean over the seeds."""
+    table = Table(title=f"reference; target {target:.4f}", title_justify="left")
     table.add_column("learning rate", justify="right")
-    table.add_column("accuracy", justify="right")
+    table.add_column("accuracy at the end", justify="right")
     for rate, accuracy in accuracies.items():
         table.add_row(f"{rate:g}", f"{accuracy:.4f}")
     return table
@@ -30,7 +30,9 @@ def reference_table(accuracies: Mapping[float, float], target: float) -> Table:
 
 def comparison_table(rows: Sequence[Comparison], speeds: Mapping[str, float]) -> Table:
     """Return samples to the target, "never" where it was not reached; with `speeds`, seconds per sample, also the time."""
-    table = Table(title=f"to the target, median over the seeds (min .. max); ratios to {BASE}, paired by seed")
+    table = Table(
+        title=f"to the target, median over the seeds (min .. max); ratios to {BASE}, paired by seed", title_justify="left"
+    )
     table.add_column("setting")
     for column in ("learning rate", "seeds there", "samples", "ratio", *(("seconds", "ratio of time") if speeds else ())):
         table.add_column(column, justify="right")

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from common.batches import Collate
+from common.errors import RecipeError
 from common.load import load_classification
-from common.models import load_tokenizer, model_location
+from common.models import load_tokenizer, model_location, positions
 from common.narrator import Narrator
 from common.options import DataOptions
 from common.samples import labelled_samples
@@ -52,11 +53,18 @@ def load_task(conditions: Conditions, narrator: Narrator) -> ClassificationTask:
     transformers_logging.disable_progress_bar()
     location = model_location(conditions.model)
     tokenizer = load_tokenizer(location)
+    longest = positions(location)
+    if longest is not None and conditions.max_length > longest:
+        raise RecipeError(f"--max-length {conditions.max_length}: {conditions.model} has positions for {longest} tokens only.")
     with narrator.phase(f"reading {conditions.dataset}"):
         corpus = load_classification(DataOptions(dataset=conditions.dataset))
     with narrator.phase(f"tokenising {len(corpus.train.texts) + len(corpus.validation.texts)} texts"):
         train, validation = (
             labelled_samples(texts, tokenizer, max_length=conditions.max_length) for texts in (corpus.train, corpus.validation)
+        )
+    if len(validation) < conditions.validation_samples:
+        raise RecipeError(
+            f"--validation-samples {conditions.validation_samples}: {conditions.dataset} has only {len(validation)} of them."
         )
     data = TaskData(
         train=train,

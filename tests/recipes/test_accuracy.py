@@ -10,7 +10,7 @@ from accuracy.commands import undone
 from accuracy.curves import final_accuracy, passed_clearly, samples_to_target, smoothed
 from accuracy.grid import parse_rates, parse_seeds, parse_share, plan
 from accuracy.plot import mean_curve, plot
-from accuracy.records import Conditions, Point, Record, append, read_all
+from accuracy.records import Conditions, Point, Record, append, ensure_writable, read_all
 from accuracy.report import as_json, comparison_table, read_speeds, time_ratio, time_s
 from accuracy.settings import REFERENCE, SETTINGS, select
 from accuracy.target import reference_accuracy, target_accuracy
@@ -390,6 +390,15 @@ def test_a_broken_line_is_named(tmp_path, line, message):
         file.write(line + "\n")
     with pytest.raises(RecipeError, match=message):
         read_all([tmp_path / "runs.jsonl"])
+
+
+def test_where_results_go_is_checked_before_they_cost_anything(tmp_path):
+    ensure_writable(tmp_path / "new" / "runs.jsonl", option="--output")
+    append(tmp_path / "new" / "runs.jsonl", record(NEVER))
+    ensure_writable(tmp_path / "new" / "runs.jsonl", option="--output")
+    assert len(read_all([tmp_path / "new" / "runs.jsonl"])) == 1
+    with pytest.raises(RecipeError, match="--output .*runs.jsonl/x: can't write there"):
+        ensure_writable(tmp_path / "new" / "runs.jsonl" / "x", option="--output")
 
 
 # Report

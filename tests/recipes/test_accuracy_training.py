@@ -178,3 +178,17 @@ def test_mistakes_are_told_in_a_line(folder, arguments, message):
     with pytest.raises(AssertionError, match=message) as told:
         start("run", str(folder / "reference.jsonl"), "--output", str(folder / "none.jsonl"), *arguments)
     assert "Traceback" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-length", "64"), "error: --max-length 64: .*model has positions for 32 tokens only"),
+        (("--max-length", "16", "--validation-samples", "61"), "error: --validation-samples 61: .*data.csv has only 60 of them"),
+    ],
+)
+def test_data_that_cannot_be(folder, arguments, message):
+    task = ("--model", str(folder / "model"), "--dataset", str(folder / "data.csv"))
+    with pytest.raises(AssertionError, match=message) as told:
+        start("reference", "--output", str(folder / "none.jsonl"), *task, *arguments)
+    assert "Traceback" not in str(told.value)
