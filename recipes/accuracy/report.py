@@ -34,13 +34,21 @@ def comparison_table(rows: Sequence[Comparison], speeds: Mapping[str, float]) ->
         title=f"to the target, median over the seeds (min .. max); ratios to {BASE}, paired by seed", title_justify="left"
     )
     table.add_column("setting")
-    for column in ("learning rate", "seeds there", "samples", "ratio", *(("seconds", "ratio of time") if speeds else ())):
+    for column in (
+        "learning rate",
+        "rates tried",
+        "seeds there",
+        "samples",
+        "ratio",
+        *(("seconds", "ratio of time") if speeds else ()),
+    ):
         table.add_column(column, justify="right")
     for row in rows:
         attempt = row.attempt
         cells = [
             attempt.setting,
-            f"{attempt.learning_rate:g} of {row.num_rates}",
+            f"{attempt.learning_rate:g}",
+            str(row.num_rates),
             f"{attempt.num_reached} of {len(attempt.samples)}",
             _spread(attempt.samples.values(), attempt.median_samples, ".0f"),
             _spread(row.ratios.values(), row.median_ratio, ".2f"),
