@@ -6,6 +6,7 @@ import atexit
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,8 +65,9 @@ class AvgPipeEngine(compat.StageEngine):
             config.schedule, num_micro_batches=self.micro_batches, num_stages=topology.num_stages, stage_id=topology.stage_id
         )
         self.pipelines = tuple(Pipeline(i, engine, self._stage, schedule) for i, engine in enumerate(engines))
-        rule = make_rule(config.averaging, len(engines))
-        self._reference = Reference(rule, engines, self._stage.recorder) if others else None
+        self._reference = None
+        if others:
+            self._reference = Reference(make_rule(config.averaging, len(engines)), engines, self._stage.recorder)
         for pipeline in self.pipelines:
             pipeline.on_step = self._stepped
         self._trainable = self._now_trainable()
@@ -82,7 +84,8 @@ class AvgPipeEngine(compat.StageEngine):
             num_micro_batches=self._stage.num_micro_batches,
         )
         self.restart(iteration=0)
-        atexit.register(_close_at_exit, self._stage.mailbox, self._trace)
+        self._goodbye = partial(_close_at_exit, self._stage.mailbox, self._trace)  # not a method: it must not keep the engine
+        atexit.register(self._goodbye)
 
     @property
     def num_pipelines(self) -> int:
@@ -286,6 +289,7 @@ class AvgPipeEngine(compat.StageEngine):
         """
         self._trace.close()
         self._stage.mailbox.close(reason)
+        atexit.unregister(self._goodbye)
         self._together.stop(AvgPipeError("it was closed"))
         self._executor.clear()
         for pipeline in self.pipelines:  # graphs in flight refer back to this engine where Python's collector can't look

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.distributed.forks import HUNG, Ended, Forks
+from tests.distributed.models import Run
+from tests.distributed.world import World
 
 SCRIPTS = "tests.distributed.scripts.exits"
 
@@ -109,3 +113,20 @@ def test_an_engine_after_one_that_failed(forks: Forks) -> None:
         assert f"rank {rank} caught {'RemoteError: rank 0 failed: ' if rank else ''}ValueError: the data iterator" in end.output
         assert end.output.count(f"rank {rank} then got this engine stopped earlier") == 2
         assert f"rank {rank} trained again" in end.output
+
+
+def forgotten(run: Run) -> list[str]:
+    """What is still alive of an engine that was closed."""
+    engine = run.engine()
+    engine.train_batch(run.task.data())
+    kept = {"engine": weakref.ref(engine), "transport": weakref.ref(engine._stage.mailbox.transport)}
+    engine.close()
+    del engine
+    gc.collect()
+    return [name for name, reference in kept.items() if reference() is not None]
+
+
+@pytest.mark.parametrize("num_pipelines", [1, 2])
+def test_nothing_is_kept_of_an_engine_that_was_closed(worlds: dict[int, World], num_pipelines: int) -> None:
+    """Otherwise every engine would leave the threads of its process groups behind."""
+    assert worlds[2].run(forgotten, Run(avgpipe={"num_pipelines": num_pipelines})) == [[], []]
