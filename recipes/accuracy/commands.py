@@ -57,8 +57,13 @@ def train_grid(
     narrator: Narrator,
 ) -> None:
     """Train `runs` on the launched ranks, each of them a stage. Every rank calls it."""
-    if conditions.batch_size % num_micro_batches:
-        raise RecipeError(f"--micro-batches {num_micro_batches} must divide the batch of {conditions.batch_size} samples.")
+    for setting in {run.setting.name: run.setting for run in runs}.values():
+        batch_size = conditions.batch_size * setting.batch_factor
+        if batch_size % num_micro_batches:
+            raise RecipeError(
+                f"--micro-batches {num_micro_batches} must divide the batch of a pipeline, which has {batch_size} samples in"
+                f" {setting.name}: give another M, another --batch-size to `reference`, or leave it out with --settings."
+            )
     with narrator.phase("importing torch, transformers and deepspeed"):
         import torch
 

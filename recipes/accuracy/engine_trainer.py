@@ -66,7 +66,7 @@ def engine_trainer(
         num_pipelines=setting.num_pipelines,
         num_replicas=1,
         num_micro_batches=num_micro_batches,
-        micro_batch_size=conditions.batch_size * setting.batch_factor // num_micro_batches,
+        micro_batch_size=int(conditions.batch_size * setting.batch_factor) // num_micro_batches,
     )
     factor = warm_up(conditions, shape)
     module = hf.to_pipeline(model, num_stages=dist.get_world_size(), task="sequence-classification")

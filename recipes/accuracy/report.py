@@ -13,7 +13,7 @@ from accuracy.analysis import BASE, Comparison
 from accuracy.records import Conditions
 from accuracy.settings import SETTINGS
 
-__all__ = ["as_json", "comparison_table", "read_speeds", "reference_table", "remarks"]
+__all__ = ["as_json", "cells", "columns", "comparison_table", "read_speeds", "reference_table", "remarks"]
 
 _CONTENDERS = {setting.name: setting.contender for setting in SETTINGS}
 
@@ -33,30 +33,31 @@ def comparison_table(rows: Sequence[Comparison], speeds: Mapping[str, float]) ->
     table = Table(
         title=f"to the target, median over the seeds (min .. max); ratios to {BASE}, paired by seed", title_justify="left"
     )
-    table.add_column("setting")
-    for column in (
-        "learning rate",
-        "rates tried",
-        "seeds there",
-        "samples",
-        "ratio",
-        *(("seconds", "ratio of time") if speeds else ()),
-    ):
-        table.add_column(column, justify="right")
+    for column in columns(speeds):
+        table.add_column(column, justify="left" if column == "setting" else "right")
     for row in rows:
-        attempt = row.attempt
-        cells = [
-            attempt.setting,
-            f"{attempt.learning_rate:g}",
-            str(row.num_rates),
-            f"{attempt.num_reached} of {len(attempt.samples)}",
-            _spread(attempt.samples.values(), attempt.median_samples, ".0f"),
-            _spread(row.ratios.values(), row.median_ratio, ".2f"),
-        ]
-        if speeds:
-            cells += [_number(time_s(row, speeds), ".0f"), _number(time_ratio(row, speeds), ".2f")]
-        table.add_row(*cells)
+        table.add_row(*cells(row, speeds))
     return table
+
+
+def columns(speeds: Mapping[str, float]) -> list[str]:
+    """Return the heads of a comparison's columns."""
+    of_time = ["seconds", "ratio of time"] if speeds else []
+    return ["setting", "learning rate", "rates tried", "seeds there", "samples", "ratio", *of_time]
+
+
+def cells(row: Comparison, speeds: Mapping[str, float]) -> list[str]:
+    """Return the cells of a comparison's row."""
+    attempt = row.attempt
+    found = [
+        attempt.setting,
+        f"{attempt.learning_rate:g}",
+        str(row.num_rates),
+        f"{attempt.num_reached} of {len(attempt.samples)}",
+        _spread(attempt.samples.values(), attempt.median_samples, ".0f"),
+        _spread(row.ratios.values(), row.median_ratio, ".2f"),
+    ]
+    return found + ([_number(time_s(row, speeds), ".0f"), _number(time_ratio(row, speeds), ".2f")] if speeds else [])
 
 
 def remarks(conditions: Conditions, target: float) -> list[str]:

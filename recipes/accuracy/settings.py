@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from typing import Any
 
 from common.errors import RecipeError
@@ -18,7 +19,7 @@ class Setting:
     Attributes:
         name: what options, records and tables call it.
         contender: whose speed it has, as recipes/benchmark.py calls it. The averaging hardly changes the speed, so all settings
-            of N pipelines share one; DeepSpeed's larger batches have one of their own.
+            of N pipelines share one; other batches than B have one of their own.
         num_pipelines: N.
         batch_factor: a pipeline's batch is this many times B.
         averaging: the "averaging" section of the configuration; None for DeepSpeed's own engine, and for the reference.
@@ -29,12 +30,12 @@ class Setting:
     name: str
     contender: str
     num_pipelines: int = 1
-    batch_factor: int = 1
+    batch_factor: Fraction = Fraction(1)
     averaging: dict[str, Any] | None = field(default=None, hash=False)
     decisive: bool = False
 
     @property
-    def num_batches(self) -> int:
+    def num_batches(self) -> Fraction:
         """How many times B samples an iteration trains."""
         return self.num_pipelines * self.batch_factor
 
@@ -50,7 +51,7 @@ def _deepspeed(batch_factor: int) -> Setting:
     """DeepSpeed's engine with a batch of `batch_factor` times B."""
     name = f"deepspeed-{batch_factor}x"
     contender = "deepspeed-1f1b" if batch_factor == 1 else f"deepspeed-1f1b-{batch_factor}x"
-    return Setting(name=name, contender=contender, batch_factor=batch_factor, decisive=True)
+    return Setting(name=name, contender=contender, batch_factor=Fraction(batch_factor), decisive=True)
 
 
 def _pipelines(num_pipelines: int, alphas: Sequence[float | str]) -> Iterator[Setting]:
@@ -71,8 +72,22 @@ def _pipelines(num_pipelines: int, alphas: Sequence[float | str]) -> Iterator[Se
             )
 
 
+def _shared_batch(num_pipelines: int) -> Setting:
+    """Each pipeline trains its part of a batch of B, so that the reference moves as often as with one pipeline."""
+    factor = Fraction(1, num_pipelines)
+    return Setting(
+        name=f"n{num_pipelines}-avgpipe-outer1-alpha1/{num_pipelines}-shared",
+        contender=f"avgpipe-n{num_pipelines}-{float(factor):g}x",
+        num_pipelines=num_pipelines,
+        batch_factor=factor,
+        averaging={"rule": "avgpipe", "outer_lr": 1.0, "alpha": "auto"},
+        decisive=True,
+    )
+
+
 SETTINGS: tuple[Setting, ...] = (
     *(_deepspeed(factor) for factor in (1, 2, 3)),
+    *(_shared_batch(number) for number in (2, 4)),
     *_pipelines(2, ("auto", 0.25, 0.1)),
     *_pipelines(3, ("auto", 0.5, 0.1)),
 )

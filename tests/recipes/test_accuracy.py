@@ -73,7 +73,7 @@ def shape(num_pipelines=1, size=16):
 
 
 def test_settings_are_what_the_engine_takes():
-    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == 3 + 2 * 3 * 4
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == 3 + 2 + 2 * 3 * 4
     for setting in SETTINGS:
         if setting.averaging is None:
             assert setting.num_pipelines == 1
@@ -82,7 +82,7 @@ def test_settings_are_what_the_engine_takes():
             config = AvgPipeConfig.from_deepspeed({"avgpipe": block})
             number = setting.num_pipelines
             assert setting.name.startswith(f"n{number}-{config.averaging.rule}")
-            alpha = setting.name.rpartition("alpha")[2]
+            alpha = setting.name.rpartition("alpha")[2].removesuffix("-shared")
             assert config.alpha == pytest.approx(1 / number if alpha == f"1/{number}" else float(alpha))
             assert config.averaging.outer_lr == (number if f"-outer{number}-" in setting.name else 1)
 
@@ -92,7 +92,8 @@ def test_sma_is_not_easgd_by_another_name():
 
 
 def test_contenders_have_as_many_samples_as_they_say():
-    assert [setting.num_batches for setting in select("deepspeed-*,n2-easgd-alpha1/2,n3-easgd-alpha1/3")] == [1, 2, 3, 2, 3]
+    wanted = "deepspeed-*,n2-easgd-alpha1/2,n3-easgd-alpha1/3,*-shared"
+    assert [setting.num_batches for setting in select(wanted)] == [1, 2, 3, 1, 1, 2, 3]
 
 
 def test_select():
@@ -109,18 +110,20 @@ def test_select():
 def test_plan_is_complete_and_begins_with_what_matters_most():
     runs = plan(SETTINGS, rates=[1e-4, 2e-4], seeds=[0, 1])
     assert len({run.key for run in runs}) == len(runs) == len(SETTINGS) * 4
-    first = runs[: 7 * 4]
+    first = runs[: 9 * 4]
     assert {run.setting.name for run in first} == {
         "deepspeed-1x",
         "deepspeed-2x",
         "deepspeed-3x",
+        "n2-avgpipe-outer1-alpha1/2-shared",
+        "n4-avgpipe-outer1-alpha1/4-shared",
         "n2-avgpipe-outer1-alpha1/2",
         "n2-avgpipe-outer2-alpha1/2",
         "n3-avgpipe-outer1-alpha1/3",
         "n3-avgpipe-outer3-alpha1/3",
     }
-    assert [run.seed for run in first] == [0] * 14 + [1] * 14
-    assert [run.learning_rate for run in first[:14]] == [1e-4] * 7 + [2e-4] * 7
+    assert [run.seed for run in first] == [0] * 18 + [1] * 18
+    assert [run.learning_rate for run in first[:18]] == [1e-4] * 9 + [2e-4] * 9
 
 
 @given(st.integers(1, 5), st.integers(0, 40))
@@ -455,7 +458,8 @@ def test_speeds(tmp_path):
 
 def test_every_contender_of_the_grid_can_have_a_speed():
     speeds = {setting.contender: 0.01 for setting in SETTINGS}
-    assert set(speeds) == {"deepspeed-1f1b", "deepspeed-1f1b-2x", "deepspeed-1f1b-3x", "avgpipe-n2", "avgpipe-n3"}
+    ours = {"avgpipe-n2", "avgpipe-n3", "avgpipe-n2-0.5x", "avgpipe-n4-0.25x"}
+    assert set(speeds) == {"deepspeed-1f1b", "deepspeed-1f1b-2x", "deepspeed-1f1b-3x", *ours}
     assert "-" not in [cell.strip() for cell in shown(speeds).replace("│", "|").split("|")]
 
 

@@ -169,9 +169,9 @@ def test_summary(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--settings", "n4-*"), "error: --settings: 'n4-\\*' fits no setting"),
+        (("--settings", "n5-*"), "error: --settings: 'n5-\\*' fits no setting"),
         (("--share", "2/2"), "error: --share takes I/J"),
-        (("--micro-batches", "3"), "error: --micro-batches 3 must divide the batch of 8 samples"),
+        (("--micro-batches", "3"), "error: --micro-batches 3 must divide the batch of a pipeline, which has 8 samples"),
     ],
 )
 def test_mistakes_are_told_in_a_line(folder, arguments, message):

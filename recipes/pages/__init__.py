@@ -1,0 +1,1 @@
+"""Parts of the report page: blocks that are made of raw results."""

@@ -1,0 +1,49 @@
+"""Keeps the generated parts of a page apart from the written ones, so that no number is typed in by hand.
+
+    <!-- speed: raw/emulated-k4.json -->
+    anything: it is replaced
+    <!-- end -->
+
+A block names what makes it and the raw results it is made of, relative to the page.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+__all__ = ["Maker", "refresh"]
+
+Maker = Callable[[list[Path]], str]
+"""Markdown of raw results."""
+
+_BLOCK = re.compile(r"^<!-- (?P<maker>[a-z-]+): (?P<files>[^>]+?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_OPENING = re.compile(r"^<!-- [a-z-]+: [^>]+ -->$", re.MULTILINE)
+
+
+def refresh(page: str, folder: Path, makers: Mapping[str, Maker]) -> str:
+    """The page with all its blocks made anew.
+
+    Args:
+        page: Markdown.
+        folder: where the files that it names are.
+        makers: by name.
+
+    Raises:
+        ValueError: a block has no end, names no known maker, or a file that is not there.
+
+    """
+    blocks = list(_BLOCK.finditer(page))
+    if len(blocks) != len(_OPENING.findall(page)):
+        raise ValueError("a block has no end: each <!-- name: files --> needs its <!-- end --> before the next")
+
+    def made(match: re.Match[str]) -> str:
+        maker, names = match["maker"], match["files"].split()
+        if maker not in makers:
+            raise ValueError(f"there is no maker {maker!r} for {match['files']}; there are {', '.join(sorted(makers))}")
+        files = [folder / name for name in names]
+        missing = [str(file) for file in files if not file.exists()]
+        if missing:
+            raise ValueError(f"block {maker!r} needs {', '.join(missing)}, which is not there")
+        return f"<!-- {maker}: {match['files']} -->\n\n{makers[maker](files).strip()}\n\n<!-- end -->"
+
+    return _BLOCK.sub(made, page)

@@ -1,0 +1,158 @@
+"""The report page: its generated blocks say what the raw results say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages.blocks import refresh
+from pages.bubbles import bubbles
+from pages.speed import means, setup, speed, tried
+from report import MAKERS
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(key: str, seconds: list[float], speedups: list[float], **more: Any) -> dict[str, Any]:
+    found = {"key": key, "name": key.upper(), "num_pipelines": 1, "num_micro_batches": 8, "tried": [], "memory_bytes": 3 * 2**20}
+    found |= {"seconds": seconds, "min_s": min(seconds), "max_s": max(seconds), "median_s": sorted(seconds)[len(seconds) // 2]}
+    found |= {"min_speedup": min(speedups), "max_speedup": max(speedups)}
+    found |= {"median_speedup": sorted(speedups)[len(speedups) // 2], "samples_per_second": 32 / seconds[0]}
+    return found | more
+
+
+def result(*rows: dict[str, Any], mode: str = "real", **more: Any) -> dict[str, Any]:
+    versions = {"torch": "2.13.0", "deepspeed": "0.19.8"}
+    machine = {"cpu": "A CPU", "cores": 2}
+    command = "deepspeed --num_accelerators 2 recipes/benchmark.py"
+    base = {"workload": {"mode": mode, "batch": 32}, "command": command, "versions": versions, "machine": machine}
+    return base | {"rows": list(rows), "left_out": {}} | more
+
+
+BASE = row("deepspeed-1f1b", [2.0], [1.0])
+OURS = row("avgpipe-n2", [1.0, 0.9, 1.1], [2.0, 1.8, 2.5], num_pipelines=2)
+
+
+def saved(folder: Path, name: str, value: Any) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(value))
+    return file
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_speed_has_the_fastest_first(tmp_path: Path) -> None:
+    text = speed([saved(tmp_path, "a.json", result(BASE, OURS, left_out={"DUALPIPE": "needs more"}))])
+    assert lines(text)[2:] == [
+        "| **AVGPIPE-N2** | 8 | 1.000 (0.900 .. 1.100) | 32.0 | 2.00 (1.80 .. 2.50) | 3.0 |",
+        "| DEEPSPEED-1F1B | 8 | 2.000 (2.000 .. 2.000) | 16.0 | 1.00 (1.00 .. 1.00) | 3.0 |",
+    ]
+    assert "- DUALPIPE: needs more" in text and "busy" not in text
+
+
+def test_emulated_accelerators_have_a_busy_share(tmp_path: Path) -> None:
+    found = result(row("deepspeed-1f1b", [2.0], [1.0], busy=0.655), mode="emulated")
+    head, _, only = lines(speed([saved(tmp_path, "a.json", found)]))
+    assert head.endswith("busy |") and only.endswith("| 65.5% |")
+
+
+def test_means_are_geometric_and_of_those_that_took_part_everywhere(tmp_path: Path) -> None:
+    files = [
+        saved(tmp_path, "k4.json", result(BASE, OURS, row("zbv", [1.0], [1.5]))),
+        saved(tmp_path, "k8.json", result(BASE, row("avgpipe-n2", [1.0], [8.0], num_pipelines=2))),
+    ]
+    assert lines(means(files)) == [
+        "| times DeepSpeed 1F1B | geometric mean | k4 | k8 |",
+        "| --- | ---: | ---: | ---: |",
+        "| **AVGPIPE-N2** | 4.00 | 2.00 | 8.00 |",
+        "| DEEPSPEED-1F1B | 1.00 | 1.00 | 1.00 |",
+    ]
+
+
+def test_setup_names_command_versions_and_machine(tmp_path: Path) -> None:
+    (_, _, only) = lines(setup([saved(tmp_path, "raw/k4.json", result(BASE))]))
+    assert "[k4](raw/k4.json)" in only and "`deepspeed --num_accelerators 2 recipes/benchmark.py`" in only
+    assert "torch 2.13.0, deepspeed 0.19.8" in only and "A CPU, 2 cores" in only
+
+
+def test_what_was_tried(tmp_path: Path) -> None:
+    trials = [{"num_micro_batches": 4, "seconds": 0.5}, {"num_micro_batches": 8, "seconds": None, "note": "too slow"}]
+    assert "4: 0.500 s" in tried([saved(tmp_path, "a.json", result(BASE | {"tried": trials}))])
+
+
+def test_bubbles_leave_out_what_takes_no_time(tmp_path: Path) -> None:
+    stages = [
+        {"stage_id": 0, "shares": {"compute": 0.9, "sending": 0.0001, "executor": 0.0999}},
+        {"stage_id": 1, "shares": {"compute": 0.8, "sending": 0.0, "executor": 0.2}},
+    ]
+    text = bubbles([saved(tmp_path, "a.json", stages)])
+    assert lines(text)[2:] == ["| compute | 90.0% | 80.0% |", "| executor | 10.0% | 20.0% |"]
+
+
+def curve(setting: str, seed: int, accuracies: list[float]) -> str:
+    conditions = {"model": "m", "dataset": "d", "max_length": 32, "batch_size": 16, "max_samples": 1600, "eval_every": 320}
+    conditions |= {"warmup_samples": 0, "validation_samples": 800}
+    points = [{"samples": 320 * (i + 1), "accuracy": a, "loss": 1.0, "training_loss": 1.0} for i, a in enumerate(accuracies)]
+    run = {"setting": setting, "learning_rate": 1e-4, "seed": seed, "conditions": conditions, "num_stages": 1}
+    return json.dumps(run | {"num_micro_batches": 1, "stopped_at": None, "curve": points, "run_s": 1.0, "versions": {}})
+
+
+def test_time_to_accuracy_multiplies_samples_by_speed(tmp_path: Path) -> None:
+    slow, fast = [0.2, 0.4, 0.8, 0.8, 0.8, 0.8], [0.2, 0.8, 0.8, 0.8, 0.8, 0.8]
+    runs = tmp_path / "runs.jsonl"
+    settings = [("reference", slow), ("deepspeed-1x", slow), ("deepspeed-2x", slow), ("n2-avgpipe-outer1-alpha1/2", fast)]
+    runs.write_text("\n".join(curve(name, seed, points) for name, points in settings for seed in (0, 1)))
+    one = saved(
+        tmp_path,
+        "b16.json",
+        result(BASE | {"seconds_per_sample": 0.02}, OURS | {"seconds_per_sample": 0.01}),
+    )
+    two = saved(tmp_path, "b32.json", result(BASE | {"seconds_per_sample": 0.015}))
+    two.write_text(two.read_text().replace('"batch": 32', '"batch": 64'))
+    text = MAKERS["accuracy"]([runs, one, two])
+    found = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines(text)[2:]}
+    assert "Target: 0.7600" in text
+    assert found["deepspeed-1x"][-2:] == [f"{0.02 * float(found['deepspeed-1x'][3]):.0f}", "1.00"]
+    assert float(found["deepspeed-2x"][-1]) == pytest.approx(0.75)
+    samples = [float(found[name][3]) for name in ("deepspeed-1x", "n2-avgpipe-outer1-alpha1/2")]
+    assert samples[1] < samples[0]
+    assert float(found["n2-avgpipe-outer1-alpha1/2"][-1]) == pytest.approx(samples[1] / samples[0] / 2, abs=0.005)
+
+
+PAGE = "# Title\n\n<!-- one: a b/c -->\nold\n<!-- end -->\nkept\n<!-- two: a -->\n<!-- end -->\n"
+
+
+def test_only_blocks_change(tmp_path: Path) -> None:
+    saved(tmp_path, "a", 1)
+    saved(tmp_path, "b/c", 2)
+    makers = {"one": lambda files: " ".join(file.read_text() for file in files), "two": lambda files: "new"}
+    page = refresh(PAGE, tmp_path, makers)
+    assert page == ("# Title\n\n<!-- one: a b/c -->\n\n1 2\n\n<!-- end -->\nkept\n<!-- two: a -->\n\nnew\n\n<!-- end -->\n")
+    assert refresh(page, tmp_path, makers) == page
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        (PAGE, "there is no maker 'two' for a; there are one"),
+        ("<!-- one: a -->\nold\n", "a block has no end"),
+        ("<!-- one: a -->\n<!-- one: a -->\n<!-- end -->\n", "a block has no end"),
+        ("<!-- one: missing -->\n<!-- end -->\n", "missing, which is not there"),
+    ],
+)
+def test_a_page_that_is_wrong(tmp_path: Path, page: str, problem: str) -> None:
+    saved(tmp_path, "a", 1)
+    saved(tmp_path, "b/c", 2)
+    with pytest.raises(ValueError, match=problem):
+        refresh(page, tmp_path, {"one": lambda files: "x"})
+
+
+def test_the_page_of_this_repository_is_what_its_raw_results_say() -> None:
+    folder = ROOT / "docs" / "benchmarks"
+    page = (folder / "README.md").read_text()
+    assert refresh(page, folder, MAKERS) == page
