@@ -21,6 +21,7 @@ step ruff check .
 step ruff format --check .
 step mypy
 # The recipes are scripts beside the package, not part of it: MYPYPATH shows them where it is.
-(cd recipes && export MYPYPATH=.. && step mypy --config-file ../pyproject.toml bert_classify.py gpt_lm.py common)
+(cd recipes && export MYPYPATH=.. && step mypy --config-file ../pyproject.toml ./*.py common bench accuracy pages)
+(cd launch && step mypy --config-file ../pyproject.toml cluster.py emulation)
 step codespell avgpipe_ds recipes launch ds_configs tests docs README.md CHANGELOG.md CONTRIBUTING.md
 step python -m pytest "$@"
