@@ -1,10 +1,12 @@
-"""Time N elastic pipelines against DeepSpeed's own pipeline engine, in one run and in alternation.
+"""Time this project's engine and its rivals on the same model, data and machine, in one run and in alternation.
 
-    deepspeed --num_accelerators 4 recipes/benchmark.py --micro-batches 8                # 4 emulated accelerators
-    deepspeed --num_accelerators 2 recipes/benchmark.py --mode real --micro-batches 4    # transformer layers, a core each
+    deepspeed --num_accelerators 4 recipes/benchmark.py                    # 4 emulated accelerators
+    deepspeed --num_accelerators 2 recipes/benchmark.py --mode real        # transformer layers, a core each
+    deepspeed --num_accelerators 4 recipes/benchmark.py --contenders torch-zbv,avgpipe-n2 --micro-batches 8
 
-Emulated accelerators hold a stage for a set wall time without using the CPU, so 4 or 8 stages fit on 2 cores; what is real is
-everything else: processes, messages, schedules, optimizers, averaging.
+Everyone trains the same samples per optimizer step and slices them as it likes best: with `--micro-batches auto` a short search
+chooses each contender's own M. Emulated accelerators hold a stage for a set wall time without using the CPU, so 4 or 8 stages fit
+on 2 cores; what is real is everything else: processes, messages, schedules, optimizers, averaging.
 """
 
 import json
@@ -12,82 +14,149 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
 import typer
-from bench.contenders import Workload, contenders
-from bench.measure import Row, measure
-from rich.console import Console
-from rich.table import Table
+from bench.contenders import BASELINE, Contender, all_contenders, choose
+from bench.layers import Times
+from bench.measure import Row, alternate, measure
+from bench.report import report
+from bench.search import Choice, fixed_choice, search
+from bench.table import print_results
+from bench.workload import Workload
 
 import avgpipe_ds
 
 
 def main(
     mode: Annotated[str, typer.Option(help="emulated or real")] = "emulated",
-    micro_batches: Annotated[int, typer.Option(help="M")] = 8,
-    pipelines: Annotated[str, typer.Option(help="comma-separated N")] = "1,2,3",
-    advance: Annotated[int, typer.Option(help="for the row with advance forward")] = 1,
-    forward_ms: Annotated[float, typer.Option(help="emulated forward of one micro-batch")] = 20.0,
-    backward_ms: Annotated[float, typer.Option(help="emulated backward of one micro-batch")] = 40.0,
-    batch: Annotated[int, typer.Option(help="samples in a micro-batch")] = 4,
-    length: Annotated[int, typer.Option(help="positions of a sample")] = 0,
-    width: Annotated[int, typer.Option(help="hidden size")] = 0,
-    layers: Annotated[int, typer.Option(help="transformer layers per stage, in real mode")] = 3,
-    clipping: Annotated[float, typer.Option(help="gradient clipping; 0 for none")] = 1.0,
-    batches: Annotated[int, typer.Option(help="batches per timing")] = 24,
-    repeats: Annotated[int, typer.Option(help="timings per row")] = 5,
-    warmup: Annotated[int, typer.Option(help="iterations before timing")] = 2,
+    micro_batches: Annotated[str, typer.Option(help="M for everyone, or auto for each contender's own best")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="B: samples that one model trains on per optimizer step")] = 32,
+    contenders: Annotated[str, typer.Option(help="comma-separated keys, or all; DeepSpeed's pipeline always runs")] = "all",
+    pipelines: Annotated[str, typer.Option(help="comma-separated N of avgpipe_ds")] = "1,2,3,4",
+    advance: Annotated[int, typer.Option(min=1, help="for the rows with advance forward")] = 1,
+    memory_limit_mb: Annotated[float | None, typer.Option(help="per accelerator, for --micro-batches auto")] = None,
+    fixed_ms: Annotated[float, typer.Option(help="emulated: of each pass, however small the micro-batch")] = 2.0,
+    forward_ms: Annotated[float, typer.Option(help="emulated: forward, per sample and accelerator")] = 4.5,
+    input_ms: Annotated[float, typer.Option(help="emulated: gradient of the input, likewise")] = 4.5,
+    weight_ms: Annotated[float, typer.Option(help="emulated: gradient of the weights, likewise")] = 4.5,
+    length: Annotated[int, typer.Option(help="positions of a sample; 0 for 8 emulated, 128 real")] = 0,
+    width: Annotated[int, typer.Option(help="hidden size; 0 for 64 emulated, 256 real")] = 0,
+    layers: Annotated[int, typer.Option(min=1, help="real: transformer layers in each of the 2 K chunks")] = 1,
+    clipping: Annotated[float, typer.Option(min=0, help="gradient clipping; 0 for none")] = 1.0,
+    batches: Annotated[int, typer.Option(min=1, help="batches per timing")] = 24,
+    search_batches: Annotated[int, typer.Option(min=1, help="batches per timing of the search for M")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="timings per row")] = 5,
+    warmup: Annotated[int, typer.Option(min=1, help="iterations before each timing")] = 2,
     output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
 ) -> None:
-    """Print a table of seconds per batch and of speed-ups over DeepSpeed's engine, medians with spread."""
-    if mode not in ("emulated", "real"):
-        raise typer.BadParameter(f"--mode is 'emulated' or 'real', got {mode!r}")
+    """Print a table of seconds per batch, speed-ups over DeepSpeed's pipeline, and memory; medians with spread."""
+    fixed = _number_or_auto(micro_batches)
+    if fixed is not None and memory_limit_mb is not None:
+        raise typer.BadParameter("--memory-limit-mb bounds the search for M: use it with --micro-batches auto")
+    rows = _chosen(contenders, pipelines, advance)
+    ms = [value / 1e3 for value in (fixed_ms, forward_ms, input_ms, weight_ms)]
+    times = Times(fixed_s=ms[0], forward_s=ms[1], input_gradient_s=ms[2], weight_gradient_s=ms[3])
+    say = _start(mode, local_rank)
+    emulated = mode == "emulated"
+    workload = Workload(
+        mode=_known_mode(mode),
+        num_stages=dist.get_world_size(),
+        batch=batch,
+        length=length or (8 if emulated else 128),
+        width=width or (64 if emulated else 256),
+        times=times,
+        layers_per_chunk=layers,
+        clipping=clipping,
+    )
+    limit_bytes = None if memory_limit_mb is None else round(memory_limit_mb * 1e6)
+    choices = {}
+    for row in rows:
+        choices[row.key] = _choose_micro_batches(row, workload, fixed, search_batches, warmup, limit_bytes)
+        say(f"{row.name}: {_explain(choices[row.key])}")
+    left_out = {row.name: choices[row.key].reason for row in rows if choices[row.key].reason}
+    if BASELINE.name in left_out:
+        raise typer.BadParameter(f"{BASELINE.name}, which all are compared with, can't take part: {left_out[BASELINE.name]}")
+    measured = [Row(contender=row, num_micro_batches=m) for row in rows if (m := choices[row.key].num_micro_batches)]
+    alternate(workload, measured, batches=batches, repeats=repeats, warmup=warmup, say=say)
+    if dist.get_rank() == 0:
+        print_results(workload, measured, left_out)
+        if output is not None:
+            output.write_text(json.dumps(report(workload, sys.argv, measured, choices, left_out), indent=2))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _number_or_auto(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise typer.BadParameter(f"--micro-batches is a number from 1, or 'auto', got {text!r}")
+    return int(text)
+
+
+def _known_mode(text: str) -> Literal["emulated", "real"]:
+    if text == "emulated":
+        return "emulated"
+    if text == "real":
+        return "real"
+    raise typer.BadParameter(f"--mode is 'emulated' or 'real', got {text!r}")
+
+
+def _chosen(keys: str, pipelines: str, advance: int) -> list[Contender]:
+    numbers = [part.strip() for part in pipelines.split(",")]
+    if not all(number.isdigit() and int(number) >= 1 for number in numbers):
+        raise typer.BadParameter(f"--pipelines is a comma-separated list of numbers from 1, such as 1,2, got {pipelines!r}")
+    known = all_contenders([int(number) for number in numbers], advance)
+    try:
+        return known if keys == "all" else choose([key.strip() for key in keys.split(",")], known)
+    except ValueError as error:
+        raise typer.BadParameter(f"--contenders: {error}") from None
+
+
+def _start(mode: str, local_rank: int) -> Callable[[str], None]:
+    """Join the other ranks; in real mode take a core. Returns what prints progress, on the first rank."""
+    _known_mode(mode)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     avgpipe_ds.init_distributed()
-    rank, stages = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    if dist.get_world_size() < 2:
+        raise typer.BadParameter("a pipeline takes at least 2 accelerators, got 1: start with deepspeed --num_accelerators 2")
     if mode == "real" and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[max(rank, local_rank) % len(cores)]})
-    shape = (batch, length or (8 if mode == "emulated" else 128), width or (64 if mode == "emulated" else 256))
-    workload = Workload(mode, stages, micro_batches, shape, forward_ms / 1e3, backward_ms / 1e3, layers, clipping)
     start = time.perf_counter()
 
     def say(text: str) -> None:
         if rank == 0:
             print(f"[{time.perf_counter() - start:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    rows = contenders([int(number) for number in pipelines.split(",")], advance)
-    results = measure(workload, rows, batches=batches, repeats=repeats, warmup=warmup, say=say)
-    if rank == 0:
-        _print(workload, results)
-        if output is not None:
-            report = {"workload": workload.__dict__, "torch": torch.__version__, "rows": [row.summary() for row in results]}
-            output.write_text(json.dumps(report, indent=2))
+    return say
 
 
-def _print(workload: Workload, results: list[Row]) -> None:
-    table = Table(
-        title=f"{workload.mode}, K = {workload.num_stages}, M = {workload.num_micro_batches}, clipping {workload.clipping}"
+def _choose_micro_batches(
+    contender: Contender, workload: Workload, fixed: int | None, batches: int, warmup: int, limit_bytes: int | None
+) -> Choice:
+    if fixed is not None:
+        return fixed_choice(contender, workload, fixed)
+    return search(
+        contender,
+        workload,
+        lambda number: measure(contender, workload, number, batches=batches, warmup=warmup),
+        memory_limit_bytes=limit_bytes,
     )
-    for column in ("engine", "s per batch", "speed-up", "min .. max"):
-        table.add_column(column, justify="left" if column == "engine" else "right")
-    busy_s = workload.num_micro_batches * (workload.forward_s + workload.backward_s)
-    if workload.mode == "emulated":
-        table.add_column("busy", justify="right")
-    for row in results:
-        found = row.summary()
-        cells = [row.name, f"{found['median_s']:.4f}", f"{found['median_speedup']:.3f}"]
-        cells.append(f"{found['speedup_min']:.3f} .. {found['speedup_max']:.3f}")
-        if workload.mode == "emulated":
-            cells.append(f"{busy_s / found['median_s']:.0%}")
-        table.add_row(*cells)
-    Console(width=100).print(table)
+
+
+def _explain(choice: Choice) -> str:
+    taken = f"left out: {choice.reason}" if choice.reason else f"M = {choice.num_micro_batches}"
+    tried = "; ".join(f"M = {t.num_micro_batches}: {t.note or f'{t.seconds:.3f} s'}" for t in choice.trials)
+    return f"{taken} ({tried})" if tried else taken
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ class Stopwatch:
         targets: list[tuple[Any, str, str]] = [(compat, name, "computation") for name in _COMPUTATION]
         targets += [(AveragingRule, name, part) for name, part in _AVERAGING.items()]
         targets += [(Executor, "run", "run"), (Mailbox, "wait", "waiting"), (Mailbox, "send", "sending")]
-        patches = [mock.patch.object(owner, name, self._timed(getattr(owner, name), part)) for owner, name, part in targets]
+        patches: list[Any] = [
+            mock.patch.object(owner, name, self._timed(getattr(owner, name), part)) for owner, name, part in targets
+        ]
         counted = {kind: self._counted(handler) for kind, handler in Pipeline._INSTRUCTION_MAP.items()}
         patches.append(mock.patch.object(Pipeline, "_INSTRUCTION_MAP", counted))
         for patch in patches:

@@ -2,69 +2,122 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
-from bench.contenders import Contender, Workload
+from bench.contenders.base import Contender
+from bench.memory import Memory, SavedTensors, largest
+from bench.process_groups import released_process_groups
+from bench.workload import Workload
 
-__all__ = ["Row", "measure"]
+__all__ = ["Measured", "Row", "alternate", "measure"]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One timing of one contender; the same on every rank.
+
+    Attributes:
+        seconds: per batch of one pipeline.
+        memory: by rank.
+    """
+
+    seconds: float
+    memory: list[Memory]
+
+
+def measure(contender: Contender, workload: Workload, num_micro_batches: int, *, batches: int, warmup: int) -> Measured:
+    """Build a contender, warm it up, time it and take it down again; every rank calls it.
+
+    Nothing else is alive meanwhile. Engines that wait for their turn would not be idle: see `released_process_groups`.
+
+    Args:
+        contender: who.
+        workload: what to train.
+        num_micro_batches: M, one that the contender has no problem with.
+        batches: to time; N pipelines train them in batches / N iterations, but in two at least.
+        warmup: iterations before; memory is measured in them, after the first.
+    """
+    iterations = max(2, round(batches / contender.num_pipelines))
+    with released_process_groups():
+        training = contender.build(workload, num_micro_batches)
+        try:
+            saved = SavedTensors(training.parameters())
+            with saved:
+                for iteration in range(warmup):
+                    training.train_batch()
+                    if iteration == 0:  # some find out about shapes in it
+                        saved.restart()
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(iterations):
+                training.train_batch()
+            dist.barrier()
+            seconds = (time.perf_counter() - start) / iterations / contender.num_pipelines
+            memory = replace(training.memory(), activations=saved.peak_bytes)
+        finally:
+            training.close()
+        del training
+    found: list[tuple[float, Memory]] = [(seconds, memory)] * dist.get_world_size()
+    dist.all_gather_object(found, (seconds, memory))
+    return Measured(seconds=max(seconds for seconds, _ in found), memory=[memory for _, memory in found])
+
+
+@dataclass(kw_only=True)
 class Row:
     """What was measured of one contender.
 
     Attributes:
+        contender: who.
+        num_micro_batches: M.
         seconds: per batch of one pipeline, one number per repeat.
-        speedups: the first contender's seconds in the same repeat, divided by these.
+        speedups: the first row's seconds in the same repeat, divided by these.
+        memory: by rank, of the repeat that needed most.
     """
 
-    name: str
-    num_pipelines: int
+    contender: Contender
+    num_micro_batches: int
     seconds: list[float] = field(default_factory=list)
     speedups: list[float] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
 
-    def summary(self) -> dict[str, Any]:
-        """Everything, with medians and spread, for JSON."""
-        medians = {"median_s": statistics.median(self.seconds), "median_speedup": statistics.median(self.speedups)}
-        return asdict(self) | medians | {"speedup_min": min(self.speedups), "speedup_max": max(self.speedups)}
+    @property
+    def median_s(self) -> float:
+        """Median of the seconds per batch."""
+        return statistics.median(self.seconds)
+
+    @property
+    def median_speedup(self) -> float:
+        """Median of the ratios to the first row."""
+        return statistics.median(self.speedups)
+
+    def add(self, measured: Measured, baseline_s: float) -> None:
+        """Take in a repeat, in which the first row took `baseline_s`."""
+        self.seconds.append(measured.seconds)
+        self.speedups.append(baseline_s / measured.seconds)
+        if not self.memory or largest(measured.memory) > largest(self.memory):
+            self.memory = measured.memory
 
 
-def measure(
-    workload: Workload, rows: list[Contender], *, batches: int, repeats: int, warmup: int, say: Callable[[str], None]
-) -> list[Row]:
-    """Seconds per batch of every contender; every rank calls it.
+def alternate(
+    workload: Workload, rows: Sequence[Row], *, batches: int, repeats: int, warmup: int, say: Callable[[str], None]
+) -> None:
+    """Fill the rows; every rank calls it.
 
     Args:
         workload: what to train.
-        rows: the first one is what the others are compared to.
-        batches: batches per timing; N pipelines train them in batches / N iterations.
-        repeats: timings per contender.
-        warmup: iterations before the first timing.
+        rows: the first one is what the others are compared with.
+        batches: per timing.
+        repeats: timings per row.
+        warmup: iterations before each.
         say: told what is being done.
     """
-    engines = []
-    for contender in rows:
-        say(f"building {contender.name}")
-        engine, data = contender.engine(workload), workload.data()
-        for _ in range(warmup):
-            engine.train_batch(data)
-        engines.append((engine, data))
-    results = [Row(contender.name, contender.num_pipelines) for contender in rows]
     for repeat in range(repeats):
-        for contender, (engine, data), row in zip(rows, engines, results, strict=True):
-            say(f"repeat {repeat + 1} of {repeats}: {contender.name}")
-            iterations = max(1, round(batches / contender.num_pipelines))
-            engine.train_batch(data)  # refills the pipeline after the other contenders' turn
-            dist.barrier()
-            start = time.perf_counter()
-            for _ in range(iterations):
-                engine.train_batch(data)
-            dist.barrier()
-            row.seconds.append((time.perf_counter() - start) / iterations / contender.num_pipelines)
-        for row in results:
-            row.speedups.append(results[0].seconds[-1] / row.seconds[-1])
-    return results
+        baseline_s = 0.0
+        for row in rows:
+            found = measure(row.contender, workload, row.num_micro_batches, batches=batches, warmup=warmup)
+            baseline_s = baseline_s or found.seconds
+            row.add(found, baseline_s)
+            say(f"repeat {repeat + 1} of {repeats}: {row.contender.name}: {found.seconds:.4f} s")
