@@ -53,13 +53,14 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="timings per row")] = 5,
     warmup: Annotated[int, typer.Option(min=1, help="iterations before each timing")] = 2,
     output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
+    trace: Annotated[str | None, typer.Option(help="a folder: timelines of avgpipe_ds, as for a closer look")] = None,
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
 ) -> None:
     """Print a table of seconds per batch, speed-ups over DeepSpeed's pipeline, and memory; medians with spread."""
     fixed = _number_or_auto(micro_batches)
     if fixed is not None and memory_limit_mb is not None:
         raise typer.BadParameter("--memory-limit-mb bounds the search for M: use it with --micro-batches auto")
-    rows = _chosen(contenders, pipelines, advance)
+    rows = _chosen(contenders, pipelines, advance, trace)
     ms = [value / 1e3 for value in (fixed_ms, forward_ms, input_ms, weight_ms)]
     times = Times(fixed_s=ms[0], forward_s=ms[1], input_gradient_s=ms[2], weight_gradient_s=ms[3])
     say = _start(mode, local_rank)
@@ -108,11 +109,11 @@ def _known_mode(text: str) -> Literal["emulated", "real"]:
     raise typer.BadParameter(f"--mode is 'emulated' or 'real', got {text!r}")
 
 
-def _chosen(keys: str, pipelines: str, advance: int) -> list[Contender]:
+def _chosen(keys: str, pipelines: str, advance: int, trace: str | None) -> list[Contender]:
     numbers = [part.strip() for part in pipelines.split(",")]
     if not all(number.isdigit() and int(number) >= 1 for number in numbers):
         raise typer.BadParameter(f"--pipelines is a comma-separated list of numbers from 1, such as 1,2, got {pipelines!r}")
-    known = all_contenders([int(number) for number in numbers], advance)
+    known = all_contenders([int(number) for number in numbers], advance, trace=trace)
     try:
         return known if keys == "all" else choose([key.strip() for key in keys.split(",")], known)
     except ValueError as error:

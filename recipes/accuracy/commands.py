@@ -66,11 +66,11 @@ def train_grid(
             )
     with narrator.phase("importing torch, transformers and deepspeed"):
         import torch
+        from common.process_groups import released_process_groups
 
         import avgpipe_ds
         from accuracy.engine_trainer import engine_trainer
         from accuracy.jobs import run_job
-        from accuracy.process_groups import released_process_groups
         from accuracy.task import load_task
 
     torch.set_num_threads(1)

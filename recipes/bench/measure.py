@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
+from common.process_groups import released_process_groups
 
 from bench.contenders.base import Contender
 from bench.memory import Memory, SavedTensors, largest
-from bench.process_groups import released_process_groups
 from bench.workload import Workload
 
 __all__ = ["Measured", "Row", "alternate", "measure"]

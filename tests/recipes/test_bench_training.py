@@ -9,8 +9,8 @@ import pytest
 import torch
 from bench.contenders import Contender, all_contenders
 from bench.layers import Times, mean_squared_error
-from bench.process_groups import released_process_groups
 from bench.workload import Samples, Workload
+from common.process_groups import released_process_groups
 from torch import Tensor, nn
 
 from tests.distributed.world import World

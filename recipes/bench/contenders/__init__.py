@@ -1,6 +1,7 @@
 """The engines that are compared, and how they are chosen."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from common.suggest import pick
@@ -26,14 +27,16 @@ BASELINE = DeepSpeedPipeline(key="deepspeed-1f1b", name="DeepSpeed PipelineEngin
 """What the others are compared with."""
 
 
-def all_contenders(pipelines: Sequence[int] = (1, 2, 3, 4), advance: int = 1) -> list[Contender]:
+def all_contenders(pipelines: Sequence[int] = (1, 2, 3, 4), advance: int = 1, *, trace: str | None = None) -> list[Contender]:
     """The rows of the table.
 
     Args:
         pipelines: the N of this project's engine.
         advance: of its rows with advance forward.
+        trace: folder for the timelines of its rows.
     """
-    return [BASELINE, *_rivals(), *(row for number in pipelines for row in _elastic(number, advance))]
+    ours = (row for number in pipelines for row in _elastic(number, advance))
+    return [BASELINE, *_rivals(), *(replace(row, trace=trace) for row in ours)]
 
 
 def choose(keys: Sequence[str], known: Sequence[Contender]) -> list[Contender]:
@@ -71,7 +74,7 @@ def _rivals() -> list[Contender]:
     ]
 
 
-def _elastic(number: int, advance: int) -> list[Contender]:
+def _elastic(number: int, advance: int) -> list[Elastic]:
     key, name = f"avgpipe-n{number}", f"avgpipe_ds, N = {number}"
     one_f_one_b = Elastic(key=key, name=f"{name}, 1F1B", num_pipelines=number)
     gpipe = Elastic(key=f"{key}-gpipe", name=f"{name}, GPipe", num_pipelines=number, schedule="gpipe")

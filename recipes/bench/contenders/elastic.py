@@ -38,16 +38,19 @@ class Elastic(Contender):
     Attributes:
         schedule: "1f1b", "gpipe" or "advance_forward".
         advance: extra forwards, with "advance_forward".
+        trace: folder for its timelines, in a folder of its own; None for none.
     """
 
     schedule: str = "1f1b"
     advance: int = 0
+    trace: str | None = None
 
     def build(self, workload: Workload, num_micro_batches: int) -> Training:
         """As a user would."""
         block: dict[str, Any] = {
             "num_pipelines": self.num_pipelines,
             "schedule": {"name": self.schedule, "advance": self.advance},
+            "trace": None if self.trace is None else f"{self.trace}/{self.key}",
         }
         engine, *_ = avgpipe_ds.initialize(
             model=pipeline_module(workload),
