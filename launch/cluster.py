@@ -24,6 +24,7 @@ from emulation.requirements import missing
 from emulation.shaping import Shaping, parse_bandwidth
 
 MASTER_PORT = 29500  # DeepSpeed's default, and free: hosts share no ports with the machine
+STARTED_AS = "AVGPIPE_CLUSTER"
 MEASURE = Path(__file__).parent / "emulation" / "measure.py"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -56,6 +57,8 @@ def main(
                 return
             on_cores = "" if cores is None else f" on cores {' | '.join(','.join(map(str, own)) for own in cores)}"
             say(f"{hosts} hosts{on_cores}, links of {shaping}")
+            # For scripts that write down how they were started, as recipes/benchmark.py does.
+            os.environ[STARTED_AS] = f"python launch/cluster.py --hosts {hosts} --bandwidth {bandwidth}"
             with Network(hosts, shaping) as network:
                 commands = _launchers(network, accelerators, script) if script else _measurement(network, shaping)
                 code = run_on_hosts(network.hosts, commands, cores=cores, signals=signals)

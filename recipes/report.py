@@ -1,7 +1,9 @@
-"""Make the tables of docs/benchmarks/README.md from the raw results beside it.
+"""Make the tables of pages from the raw results that they name, so that no figure is typed in by hand.
 
-python recipes/report.py docs/benchmarks            # after new results were put into docs/benchmarks/raw
-python recipes/report.py docs/benchmarks --check    # whether the page is what its raw results say
+    python recipes/report.py README.md docs/benchmarks/README.md            # after new results were put into docs/benchmarks/raw
+    python recipes/report.py README.md docs/benchmarks/README.md --check    # whether the pages are what the raw results say
+
+See pages/blocks.py for what stands in a page.
 """
 
 from pathlib import Path
@@ -25,23 +27,21 @@ MAKERS: dict[str, Maker] = {
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="with README.md and the raw results that it names")],
+    pages: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="Markdown; names files relative to itself")],
     check: Annotated[bool, typer.Option("--check", help="change nothing; fail if something would change")] = False,
 ) -> None:
-    """Refresh the generated blocks of a page."""
-    page = folder / "README.md"
-    if not page.is_file():
-        raise typer.BadParameter(f"there is no {page}")
-    old = page.read_text()
-    try:
-        new = refresh(old, folder, MAKERS)
-    except ValueError as error:
-        raise typer.BadParameter(f"{page}: {error}") from error
-    if check and new != old:
-        typer.echo(f"{page} differs from its raw results: run python recipes/report.py {folder}", err=True)
-        raise typer.Exit(1)
-    if not check:
-        page.write_text(new)
+    """Refresh the generated blocks of pages."""
+    for page in pages:
+        old = page.read_text()
+        try:
+            new = refresh(old, page.parent, MAKERS)
+        except ValueError as error:
+            raise typer.BadParameter(f"{page}: {error}") from error
+        if check and new != old:
+            typer.echo(f"{page} differs from its raw results: run python recipes/report.py {page}", err=True)
+            raise typer.Exit(1)
+        if not check:
+            page.write_text(new)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def _row(workload: Workload, row: Row, choice: Choice) -> dict[str, Any]:
 def _command(workload: Workload, arguments: Sequence[str]) -> str:
     """The command line, without what the launcher adds."""
     own = [argument for argument in arguments if not argument.startswith("--local_rank")]
-    return f"deepspeed --num_accelerators {workload.num_stages} {shlex.join(own)}"
+    launcher = os.environ.get("AVGPIPE_CLUSTER") or f"deepspeed --num_accelerators {workload.num_stages}"
+    return f"{launcher} {shlex.join(own)}"
 
 
 def _cpu_model() -> str:

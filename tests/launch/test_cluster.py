@@ -88,6 +88,7 @@ start = time.perf_counter()
 dist.all_reduce(sums)
 bits = 8 * sums.numel() * sums.element_size()  # each rank sends half of it twice
 print("rank", rank, "of", dist.get_world_size(), os.environ["MASTER_ADDR"], sys.argv[1:])
+print("started as", os.environ["AVGPIPE_CLUSTER"])
 print("rate", bits / (time.perf_counter() - start))
 """
 
@@ -100,6 +101,7 @@ def test_a_script_runs_with_the_bandwidth_that_was_asked_for(tmp_path: Path, sta
     assert process.returncode == 0, errors
     assert "rank 0 of 2 10.0.0.1 ['--local_rank=0', '--measure']\n" in output
     assert "[host 1] rank 1 of 2 10.0.0.1 ['--local_rank=0', '--measure']\n" in output
+    assert "started as python launch/cluster.py --hosts 2 --bandwidth 200mbit\n" in output
     rates = [float(line.split()[-1]) for line in output.splitlines() if " rate " in f" {line}"]
     assert len(rates) == 2
     assert all(200e6 / 3 < rate < 200e6 * 1.15 for rate in rates), rates
