@@ -57,16 +57,16 @@ def main(
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
 ) -> None:
     """Print a table of seconds per batch, speed-ups over DeepSpeed's pipeline, and memory; medians with spread."""
-    fixed = _number_or_auto(micro_batches)
+    known_mode, fixed = _known_mode(mode), _number_or_auto(micro_batches)
     if fixed is not None and memory_limit_mb is not None:
         raise typer.BadParameter("--memory-limit-mb bounds the search for M: use it with --micro-batches auto")
     rows = _chosen(contenders, pipelines, advance, trace)
     ms = [value / 1e3 for value in (fixed_ms, forward_ms, input_ms, weight_ms)]
     times = Times(fixed_s=ms[0], forward_s=ms[1], input_gradient_s=ms[2], weight_gradient_s=ms[3])
-    say = _start(mode, local_rank)
-    emulated = mode == "emulated"
+    say = _start(known_mode, local_rank)
+    emulated = known_mode == "emulated"
     workload = Workload(
-        mode=_known_mode(mode),
+        mode=known_mode,
         num_stages=dist.get_world_size(),
         batch=batch,
         length=length or (8 if emulated else 128),
@@ -122,7 +122,6 @@ def _chosen(keys: str, pipelines: str, advance: int, trace: str | None) -> list[
 
 def _start(mode: str, local_rank: int) -> Callable[[str], None]:
     """Join the other ranks; in real mode take a core. Returns what prints progress, on the first rank."""
-    _known_mode(mode)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     avgpipe_ds.init_distributed()

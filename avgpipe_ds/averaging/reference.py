@@ -42,10 +42,10 @@ class Reference:
         # DeepSpeed steps ZeRO's parameter groups one by one, with only that group in `param_groups`.
         places = {id(weight): place for place, weight in enumerate(compat.masters_of(engine))}
 
-        def average(optimizer: torch.optim.Optimizer, rule: Callable[[list[Tensor], list[int]], None]) -> None:
+        def average(optimizer: torch.optim.Optimizer, update: Callable[[list[Tensor], list[int]], None]) -> None:
             with self._recorder.span(AVERAGING, pipeline_id=pipeline_id):
                 weights = [weight for group in compat.trained_weights(optimizer) for weight in group]
-                rule(weights, [places[id(weight)] for weight in weights])
+                update(weights, [places[id(weight)] for weight in weights])
 
         base = engine.basic_optimizer
         base.register_step_pre_hook(lambda optimizer, args, kwargs: average(optimizer, self.rule.before_step))

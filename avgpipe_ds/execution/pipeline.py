@@ -288,8 +288,9 @@ class Pipeline:
 
     def _span(self, name: str, *, micro_batch: int = -1, detail: str = "") -> AbstractContextManager[None]:
         """Part of this pipeline's timeline."""
-        place = {"pipeline_id": self.pipeline_id, "iteration": self.iteration, "micro_batch": micro_batch}
-        return self.stage.recorder.span(name, **place, detail=detail)
+        return self.stage.recorder.span(
+            name, pipeline_id=self.pipeline_id, iteration=self.iteration, micro_batch=micro_batch, detail=detail
+        )
 
     def _wait(self, wait: Wait) -> Stream:
         with self._span(WAIT, detail=wait.waits_for):

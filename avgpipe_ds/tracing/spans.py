@@ -7,7 +7,7 @@ overhead. Only `Wait` lies outside of this order: a pipeline waits while others 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 __all__ = ["AVERAGING", "CLIPPING_NORM", "IDLE", "OPTIMIZER_STEP", "TAKE_DATA", "TRAIN_BATCH", "WAIT", "Span", "StageTrace"]
@@ -71,6 +71,4 @@ class StageTrace:
     def shifted(self, by_ns: int) -> StageTrace:
         """The same on a clock that shows `by_ns` more."""
         spans = tuple(s._replace(start_ns=s.start_ns + by_ns, end_ns=s.end_ns + by_ns) for s in self.spans)
-        names = [name for name in self.__slots__ if name not in ("spans", "window_ns")]
-        window = (self.window_ns[0] + by_ns, self.window_ns[1] + by_ns)
-        return StageTrace(**{name: getattr(self, name) for name in names}, window_ns=window, spans=spans)
+        return replace(self, window_ns=(self.window_ns[0] + by_ns, self.window_ns[1] + by_ns), spans=spans)

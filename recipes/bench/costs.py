@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.averaging.rules import AveragingRule
 from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
+from bench.memory import SavedTensors, bytes_of, optimizer_tensors
 
 __all__ = ["Stopwatch", "memory_of", "saved_bytes", "tracing_costs"]
 
@@ -125,33 +124,21 @@ def memory_of(engine: Any) -> dict[str, int]:
     engines = [pipeline.engine for pipeline in engine.pipelines]
     params = [p for one in engines for p in one.module.parameters()]
     masters = [w for one in engines for group in one.basic_optimizer.param_groups for w in group["params"]]
-    states = [v for one in engines for state in one.basic_optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
+    states = [tensor for one in engines for tensor in optimizer_tensors(one.basic_optimizer)]
     rule = None if engine.reference is None else engine.reference.rule
     reference = [] if rule is None else [*rule.reference, *rule._sum, *rule._velocity]
     return {
-        "weights": _bytes(params + masters),
+        "weights": bytes_of(params + masters),
         "gradients": sum(p.numel() * p.element_size() for p in params if p.requires_grad),
-        "optimizer": _bytes(states),
-        "reference": _bytes(reference),
+        "optimizer": bytes_of(states),
+        "reference": bytes_of(reference),
     }
 
 
 def saved_bytes(engine: Any, inputs: Any) -> int:
     """Bytes that autograd keeps of one micro-batch on this stage, beside the weights."""
-    owned = {p.untyped_storage().data_ptr() for p in engine.module.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with SavedTensors(engine.module.parameters()) as saved:
         outputs = compat.forward(engine, inputs)
+        kept = saved.live_bytes
     del outputs
-    return sum(kept.values())
-
-
-def _bytes(tensors: list[Tensor]) -> int:
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    return kept

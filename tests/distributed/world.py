@@ -155,7 +155,10 @@ def _process_groups() -> set[Any]:
 def _release_process_groups(kept: set[Any]) -> None:
     """Destroy a case's groups: DeepSpeed keeps them, and each has a thread of gloo's that wakes a hundred times a second."""
     import torch.distributed as dist
+    from deepspeed.runtime.pipe import p2p
+    from deepspeed.utils import groups
 
+    groups.mpu = p2p._grid = None  # DeepSpeed keeps the topology of the last pipeline here, and with it its groups
     gc.collect()
     for group in _process_groups() - kept:
         dist.destroy_process_group(group)
