@@ -7,7 +7,7 @@ import pytest
 import torch
 from bench.contenders import BASELINE, all_contenders, choose
 from bench.contenders.torch_pipelining import stages_of
-from bench.layers import EmulatedChunk, Times
+from bench.layers import Accelerator, EmulatedChunk, Times
 from bench.measure import Measured, Row
 from bench.memory import Memory, SavedTensors, bytes_of
 from bench.search import fixed_choice, search
@@ -37,7 +37,7 @@ def seconds(monkeypatch):
     def measured(function):
         held_s = []
         with monkeypatch.context() as patch:
-            patch.setattr(time, "sleep", held_s.append)
+            patch.setattr(Accelerator, "hold", lambda _, seconds: held_s.append(seconds))
             result = function()
         return sum(held_s), result
 
@@ -50,6 +50,20 @@ def test_an_accelerator_is_held_for_real():
     start = time.perf_counter()
     chunk(torch.randn(2, 3, 4)).sum().backward()
     assert time.perf_counter() - start >= 0.03
+
+
+def test_late_timers_do_not_add_up(monkeypatch):
+    now_s = [100.0]
+
+    def late_sleep(seconds):
+        now_s[0] += seconds + 0.004
+
+    monkeypatch.setattr(time, "sleep", late_sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    accelerator = Accelerator()
+    for _ in range(10):
+        accelerator.hold(0.01)
+    assert now_s[0] - 100.0 == pytest.approx(10 * 0.01 + 0.004)
 
 
 @pytest.fixture
@@ -155,6 +169,8 @@ def test_a_storage_counts_once_and_as_a_whole():
         ("deepspeed-1f1b", 32, [2, 4, 8, 16, 32]),
         ("deepspeed-1f1b", 48, [2, 4, 8, 16, 48]),
         ("deepspeed-1f1b", 1, []),
+        ("avgpipe-n1", 32, [2, 4, 8, 16, 32]),
+        ("avgpipe-n3", 8, [1, 2, 4, 8]),
         ("deepspeed-dualpipev", 32, [8, 16, 32]),
         ("torch-dualpipev", 32, [8, 16, 32]),
         ("torch-interleaved", 36, [2, 4, 12, 36]),

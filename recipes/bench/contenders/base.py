@@ -63,11 +63,11 @@ class Contender(ABC):
     def candidates(self, workload: Workload) -> list[int]:
         """The M to choose from.
 
-        From half of K on, since a pipeline of fewer is mostly empty, up to micro-batches of a single sample; each at least twice
-        the one before.
+        From half of K under way at a time on, since fewer leave most accelerators idle, up to micro-batches of a single sample;
+        each at least twice the one before.
         """
         found: list[int] = []
-        for number in range(max(1, workload.num_stages // 2), workload.batch + 1):
+        for number in range(max(1, workload.num_stages // (2 * self.num_pipelines)), workload.batch + 1):
             if self.problem(workload, number) is None and (not found or number >= 2 * found[-1]):
                 found.append(number)
         return found
