@@ -1,18 +1,20 @@
-"""Make the tables of pages from the raw results that they name, so that no figure is typed in by hand.
+"""Make the tables and plots of pages from the raw results that they name, so that no figure is typed in by hand.
 
     python recipes/report.py README.md docs/benchmarks/README.md            # after new results were put into docs/benchmarks/raw
     python recipes/report.py README.md docs/benchmarks/README.md --check    # whether the pages are what the raw results say
 
-See pages/blocks.py for what stands in a page.
+See pages/blocks.py for what stands in a page. The plot of a block is `plots/<its first file>.svg` beside the page.
 """
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from common.errors import RecipeError
 from pages.accuracy import accuracy
-from pages.blocks import Maker, refresh
+from pages.blocks import Maker, blocks, refresh
 from pages.bubbles import bubbles
+from pages.plots import Drawer, bars, curves
 from pages.speed import means, setup, speed, tried
 
 MAKERS: dict[str, Maker] = {
@@ -24,6 +26,8 @@ MAKERS: dict[str, Maker] = {
     "accuracy": accuracy(0.95),
     "accuracy-high": accuracy(0.98),
 }
+
+DRAWERS: dict[str, Drawer] = {"speed": bars, "accuracy": curves(0.95)}
 
 
 def main(
@@ -42,6 +46,16 @@ def main(
             raise typer.Exit(1)
         if not check:
             page.write_text(new)
+            _draw(page, new)
+
+
+def _draw(page: Path, text: str) -> None:
+    for maker, files in blocks(text, page.parent):
+        if maker in DRAWERS:
+            try:
+                DRAWERS[maker](files, page.parent / "plots" / f"{files[0].stem}.svg")
+            except RecipeError as error:
+                raise typer.BadParameter(f"{page}: {error}") from error
 
 
 if __name__ == "__main__":

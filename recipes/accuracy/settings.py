@@ -43,6 +43,10 @@ class Setting:
 #: One process, transformers and torch alone: it says what the model and the data can reach.
 REFERENCE = Setting(name="reference", contender="reference", decisive=True)
 
+#: Looser and tighter than 1/N. While the update u does not change, the reference runs ahead of the parallel models, where
+#: gradients are computed, by (outer_lr - 1 + alpha) / alpha times u: with outer_lr N, three of them at N = 2 and alpha 1/2.
+_ALPHAS: tuple[float | str, ...] = ("auto", 0.1, 0.9)
+
 #: Crossbow's momentum of the reference model. Without momentum SMA is EASGD.
 _SMA_MOMENTUM = 0.9
 
@@ -88,8 +92,8 @@ def _shared_batch(num_pipelines: int) -> Setting:
 SETTINGS: tuple[Setting, ...] = (
     *(_deepspeed(factor) for factor in (1, 2, 3)),
     *(_shared_batch(number) for number in (2, 4)),
-    *_pipelines(2, ("auto", 0.25, 0.1)),
-    *_pipelines(3, ("auto", 0.5, 0.1)),
+    *_pipelines(2, _ALPHAS),
+    *_pipelines(3, _ALPHAS),
 )
 
 

@@ -8,16 +8,22 @@ A block names what makes it and the raw results it is made of, relative to the p
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["Maker", "refresh"]
+__all__ = ["Maker", "blocks", "refresh"]
 
 Maker = Callable[[list[Path]], str]
 """Markdown of raw results."""
 
 _BLOCK = re.compile(r"^<!-- (?P<maker>[a-z-]+): (?P<files>[^>]+?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _OPENING = re.compile(r"^<!-- [a-z-]+: [^>]+ -->$", re.MULTILINE)
+
+
+def blocks(page: str, folder: Path) -> Iterator[tuple[str, list[Path]]]:
+    """The maker and the raw results of each block of a page whose files are in `folder`."""
+    for match in _BLOCK.finditer(page):
+        yield match["maker"], [folder / name for name in match["files"].split()]
 
 
 def refresh(page: str, folder: Path, makers: Mapping[str, Maker]) -> str:
@@ -32,8 +38,7 @@ def refresh(page: str, folder: Path, makers: Mapping[str, Maker]) -> str:
         ValueError: a block has no end, names no known maker, or a file that is not there.
 
     """
-    blocks = list(_BLOCK.finditer(page))
-    if len(blocks) != len(_OPENING.findall(page)):
+    if len(_BLOCK.findall(page)) != len(_OPENING.findall(page)):
         raise ValueError("a block has no end: each <!-- name: files --> needs its <!-- end --> before the next")
 
     def made(match: re.Match[str]) -> str:

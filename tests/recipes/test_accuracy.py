@@ -100,8 +100,8 @@ def test_select():
     assert [setting.name for setting in select("n3-sma-*, deepspeed-2x")] == [
         "deepspeed-2x",
         "n3-sma-alpha1/3",
-        "n3-sma-alpha0.5",
         "n3-sma-alpha0.1",
+        "n3-sma-alpha0.9",
     ]
     with pytest.raises(RecipeError, match="'deepspeed-4x' fits no setting. Did you mean 'deepspeed-.x'"):
         select("n2-*,deepspeed-4x")

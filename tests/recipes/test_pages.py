@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from pages.blocks import refresh
 from pages.bubbles import bubbles
 from pages.speed import means, setup, speed, tried
-from report import MAKERS
+from report import MAKERS, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,7 +154,29 @@ def test_a_page_that_is_wrong(tmp_path: Path, page: str, problem: str) -> None:
         refresh(page, tmp_path, {"one": lambda files: "x"})
 
 
+def test_a_page_gets_its_plots(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    saved(raw, "k4.json", result({**BASE, "num_micro_batches": 16}, {**OURS, "name": "N2"}))
+    (raw / "reference.jsonl").write_text(curve("reference", 0, [0.5, 0.8]))
+    page = saved(tmp_path, "page.md", "")
+    page.write_text(
+        "<!-- speed: raw/k4.json -->\n<!-- end -->\n<!-- accuracy: raw/reference.jsonl -->\n<!-- end -->\n", encoding="utf-8"
+    )
+    main([page], check=False)
+    bars = (tmp_path / "plots/k4.svg").read_text()
+    assert "DEEPSPEED-1F1B, M = 16" in bars and "N2, M = 8" in bars and ">2.00<" in bars
+    assert "target 0." in (tmp_path / "plots/reference.svg").read_text()
+    main([page], check=False)
+    assert (tmp_path / "plots/k4.svg").read_text() == bars, "the same results, another picture"
+    main([page], check=True)
+    (raw / "reference.jsonl").write_text("")
+    with pytest.raises(typer.BadParameter, match="page.md: No run of the reference"):
+        main([page], check=False)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/benchmarks/README.md"])
 def test_the_pages_of_this_repository_are_what_their_raw_results_say(page: str) -> None:
     text = (ROOT / page).read_text()
     assert refresh(text, (ROOT / page).parent, MAKERS) == text
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
+        assert ((ROOT / page).parent / picture).exists(), picture
