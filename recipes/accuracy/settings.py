@@ -81,7 +81,7 @@ def _shared_batch(num_pipelines: int) -> Setting:
     factor = Fraction(1, num_pipelines)
     return Setting(
         name=f"n{num_pipelines}-avgpipe-outer1-alpha1/{num_pipelines}-shared",
-        contender=f"avgpipe-n{num_pipelines}-{float(factor):g}x",
+        contender=f"avgpipe-n{num_pipelines}-shared",
         num_pipelines=num_pipelines,
         batch_factor=factor,
         averaging={"rule": "avgpipe", "outer_lr": 1.0, "alpha": "auto"},

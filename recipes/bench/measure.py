@@ -20,7 +20,7 @@ class Measured:
     """One timing of one contender; the same on every rank.
 
     Attributes:
-        seconds: per batch of one pipeline.
+        seconds: per B samples.
         memory: by rank.
     """
 
@@ -40,10 +40,10 @@ def measure(contender: Contender, workload: Workload, num_micro_batches: int, *,
         contender: who.
         workload: what to train.
         num_micro_batches: M, one that the contender has no problem with.
-        batches: to time; N pipelines train them in batches / N iterations, but in two at least.
+        batches: of B samples to time, in as many iterations as that takes, but in two at least.
         warmup: iterations before; memory is measured in them, after the first.
     """
-    iterations = max(2, round(batches / contender.num_pipelines))
+    iterations = max(2, round(batches / contender.batches_per_iteration))
     with released_process_groups():
         training = contender.build(workload, num_micro_batches)
         try:
@@ -58,7 +58,7 @@ def measure(contender: Contender, workload: Workload, num_micro_batches: int, *,
             start = time.perf_counter()
             for _ in range(iterations):
                 training.train_batch()
-            seconds = (time.perf_counter() - start) / iterations / contender.num_pipelines
+            seconds = (time.perf_counter() - start) / iterations / contender.batches_per_iteration
             dist.barrier()
             memory = replace(training.memory(), activations=saved.peak_bytes)
         finally:
@@ -76,7 +76,7 @@ class Row:
     Attributes:
         contender: who.
         num_micro_batches: M.
-        seconds: per batch of one pipeline, one number per repeat.
+        seconds: per B samples, one number per repeat.
         speedups: the first row's seconds in the same repeat, divided by these.
         memory: by rank, of the repeat that needed most.
     """
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def median_s(self) -> float:
-        """Median of the seconds per batch."""
+        """Median of the seconds per B samples."""
         return statistics.median(self.seconds)
 
     @property

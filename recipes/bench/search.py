@@ -17,7 +17,7 @@ class Trial:
 
     Attributes:
         num_micro_batches: M.
-        seconds: per batch of one pipeline; None if it was not tried.
+        seconds: per B samples; None if it was not tried.
         memory_bytes: on the rank that needs most; None if it was not tried.
         note: why it was not tried or can't be taken; empty otherwise.
     """

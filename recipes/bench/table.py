@@ -15,7 +15,7 @@ __all__ = ["print_results"]
 def print_results(workload: Workload, rows: Sequence[Row], left_out: Mapping[str, str]) -> None:
     """Print the rows, then who was left out and why."""
     title = f"{workload.mode}, K = {workload.num_stages}, B = {workload.batch}, clipping {workload.clipping:g}"
-    table = Table(title=title, caption="medians; seconds per batch of one pipeline; memory of the rank that needs most")
+    table = Table(title=title, caption="medians; a batch is B samples; memory of the rank that needs most")
     emulated = workload.mode == "emulated"
     columns = ["M", "s per batch", "speed-up", "min .. max", "samples/s", *(["ideal s", "busy"] if emulated else []), "MB"]
     table.add_column("engine", no_wrap=True)

@@ -171,6 +171,8 @@ def test_a_storage_counts_once_and_as_a_whole():
         ("deepspeed-1f1b", 1, []),
         ("avgpipe-n1", 32, [2, 4, 8, 16, 32]),
         ("avgpipe-n3", 8, [1, 2, 4, 8]),
+        ("avgpipe-n4-shared", 32, [1, 2, 4, 8]),
+        ("avgpipe-n3-shared", 32, []),
         ("deepspeed-dualpipev", 32, [8, 16, 32]),
         ("torch-dualpipev", 32, [8, 16, 32]),
         ("torch-interleaved", 36, [2, 4, 12, 36]),
@@ -188,6 +190,7 @@ def test_fixed_m():
     assert fixed_choice(CONTENDERS["deepspeed-zero0"], WORKLOAD, 8).num_micro_batches == 1
     for key, number, reason in (
         ("deepspeed-dualpipev", 4, "needs M of at least 2 K = 8, got 4"),
+        ("avgpipe-n3-shared", 4, "N = 3 pipelines can't share a batch of 32 samples in M = 1 equal micro-batches each"),
         ("torch-dualpipev", 4, "needs M of at least 2 K = 8, got 4"),
         ("torch-interleaved", 10, "can't be sliced into M = 10"),
         ("avgpipe-n1", 5, "a batch of 32 samples can't be sliced into M = 5"),
@@ -245,7 +248,7 @@ def test_search_within_a_memory_limit():
 
 
 def test_keys_are_unique_and_the_baseline_comes_first():
-    assert len(CONTENDERS) == len(all_contenders()) == 19
+    assert len(CONTENDERS) == len(all_contenders()) == 22
     assert all_contenders()[0] is BASELINE
     assert [c.key for c in all_contenders([1, 5], 2) if c.key.startswith("avgpipe")] == [
         "avgpipe-n1",
@@ -253,6 +256,7 @@ def test_keys_are_unique_and_the_baseline_comes_first():
         "avgpipe-n1-advance2",
         "avgpipe-n5",
         "avgpipe-n5-advance2",
+        "avgpipe-n5-shared",
     ]
 
 
@@ -280,6 +284,8 @@ def test_v_turns_around_on_the_last_rank():
 
 def test_ideal_times():
     assert BASELINE.compute_s(WORKLOAD, 8) == pytest.approx(8 * 0.06)
+    assert CONTENDERS["avgpipe-n2"].compute_s(WORKLOAD, 8) == pytest.approx(8 * 0.06)
+    assert CONTENDERS["avgpipe-n2-shared"].compute_s(WORKLOAD, 4) == pytest.approx(8 * 0.06)
     # 8 samples through the whole model: 4 accelerators' shares of 3 * (2 + 8 * 4.5) ms
     assert CONTENDERS["deepspeed-zero0"].compute_s(WORKLOAD, 1) == pytest.approx(4 * 3 * 0.038)
 

@@ -85,4 +85,5 @@ def _elastic(number: int, advance: int) -> list[Elastic]:
         schedule="advance_forward",
         advance=advance,
     )
-    return [one_f_one_b, gpipe, ahead] if number == 1 else [one_f_one_b, ahead]
+    shared = Elastic(key=f"{key}-shared", name=f"{name}, B/{number} each", num_pipelines=number, shared=True)
+    return [one_f_one_b, gpipe, ahead] if number == 1 else [one_f_one_b, ahead, shared]

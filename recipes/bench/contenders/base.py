@@ -17,7 +17,7 @@ class Training(ABC):
 
     @abstractmethod
     def train_batch(self) -> Tensor | None:
-        """Train one batch on each pipeline. The mean over the ranks that return a loss is the loss of these batches."""
+        """Train one iteration. The mean over the ranks that return a loss is the loss of its batches."""
 
     @abstractmethod
     def parameters(self) -> Iterable[nn.Parameter]:
@@ -43,12 +43,17 @@ class Contender(ABC):
     Attributes:
         key: what the command line calls it.
         name: what the table calls it.
-        num_pipelines: N; an iteration trains N batches.
+        num_pipelines: N.
     """
 
     key: str
     name: str
     num_pipelines: int = 1
+
+    @property
+    def batches_per_iteration(self) -> int:
+        """How many times B samples an iteration trains: N, for each pipeline has a batch."""
+        return self.num_pipelines
 
     @abstractmethod
     def build(self, workload: Workload, num_micro_batches: int) -> Training:
@@ -77,5 +82,5 @@ class Contender(ABC):
         return num_micro_batches
 
     def compute_s(self, workload: Workload, num_micro_batches: int) -> float:
-        """Seconds that an emulated accelerator computes for one batch; no schedule can be faster with this M."""
+        """Seconds that an emulated accelerator computes for B samples; no schedule can be faster with this M."""
         return num_micro_batches * workload.times.total_s(workload.batch / num_micro_batches)
