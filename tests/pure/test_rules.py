@@ -114,14 +114,14 @@ def test_avgpipe_by_hand():
     assert rule.reference[0].item() == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize("num_pipelines, alpha", [(2, 0.5), (3, 0.25)])
-def test_distance_identity(num_pipelines, alpha):
-    """d_t = z_t - mean_i(w_i,t) obeys d_t = (1 - alpha) d_(t-1) + alpha mean_i(u_i,t): the reference never runs away."""
-    rule = AvgPipeRule(alpha=alpha, num_pipelines=num_pipelines)
+@pytest.mark.parametrize("num_pipelines, alpha, outer_lr", [(2, 0.5, 1.0), (3, 0.25, 1.0), (3, 0.9, 3.0)])
+def test_distance_identity(num_pipelines, alpha, outer_lr):
+    """d_t = z_t - mean_i(w_i,t) obeys d_t = (1 - alpha) d_(t-1) + (outer_lr - 1 + alpha) mean_i(u_i,t)."""
+    rule = AvgPipeRule(alpha=alpha, num_pipelines=num_pipelines, outer_lr=outer_lr)
     distance = torch.zeros(sum(torch.Size(shape).numel() for shape in SHAPES), dtype=torch.float64)
     for t, (z, w) in enumerate(run(rule, start(rule), range(8))):
         mean_update = torch.stack([flat(update(i, t)) for i in range(num_pipelines)]).mean(0)
-        distance = (1 - alpha) * distance + alpha * mean_update
+        distance = (1 - alpha) * distance + (outer_lr - 1 + alpha) * mean_update
         torch.testing.assert_close(z - torch.stack(w).mean(0), distance, rtol=1e-4, atol=1e-5)
 
 
