@@ -26,6 +26,23 @@ measure() {
     mv "$result.part" "$result"
 }
 
+# timeline NAME ROW COMMAND...: runs it once with --trace, and keeps the timetable and the shares of time of that row.
+timeline() {
+    local shares="$RAW/$1.bubbles.json" row="$2" folder
+    if [ -e "$shares" ]; then
+        echo "== $shares is there"
+        return
+    fi
+    folder="$(mktemp -d)"
+    echo "== ${*:3} --trace, row $row"
+    "${@:3}" --repeats 1 --contenders "$row" --trace "$folder"
+    python -m avgpipe_ds.report "$folder/$row"
+    mkdir -p docs/benchmarks/plots
+    cp "$folder/$row/timetable.svg" "docs/benchmarks/plots/$1.svg"
+    cp "$folder/$row/bubbles.json" "$shares"
+    rm -r "$folder"
+}
+
 # Samples to an accuracy: a reference on one core, then the grid on all of them, one process each.
 accuracy() {
     local name="$1" length="$2" cores share
@@ -39,13 +56,34 @@ accuracy() {
     wait
 }
 
+BENCHMARK=(recipes/benchmark.py --batches 12)
+# Those that are near the front somewhere, for further settings.
+STRONGEST=deepspeed-zero0,torch-interleaved-zb,torch-zbv,avgpipe-n1,avgpipe-n2,avgpipe-n3,avgpipe-n4,avgpipe-n4-shared
+
 for accelerators in 4 8; do
-    measure "emulated-k$accelerators" deepspeed --num_accelerators "$accelerators" recipes/benchmark.py --batches 12
+    emulated=(deepspeed --num_accelerators "$accelerators" "${BENCHMARK[@]}")
+    measure "emulated-k$accelerators" "${emulated[@]}"
+    for batch in 16 64; do
+        measure "emulated-k$accelerators-b$batch" "${emulated[@]}" --batch "$batch" --contenders "$STRONGEST"
+    done
+    # Two samples use half of this accelerator: a larger part of a pass does not depend on the size of the micro-batch.
+    measure "emulated-k$accelerators-coarse" "${emulated[@]}" --fixed-ms 9 --contenders "$STRONGEST"
+    timeline "emulated-k$accelerators-n3" avgpipe-n3 "${emulated[@]}"
 done
-measure real-k2 deepspeed --num_accelerators 2 recipes/benchmark.py --mode real --batches 12
+real=(deepspeed --num_accelerators 2 "${BENCHMARK[@]}" --mode real)
+measure real-k2 "${real[@]}"
+timeline real-k2-n3 avgpipe-n3 "${real[@]}"
+measure costs-k2 deepspeed --num_accelerators 2 recipes/costs.py
+
 if [ "$(id -u)" -eq 0 ]; then
     for bandwidth in 1gbit 200mbit; do
-        measure "cluster-$bandwidth" python launch/cluster.py --hosts 2 --bandwidth "$bandwidth" recipes/benchmark.py --mode real --batches 12
+        cluster=(python launch/cluster.py --hosts 2 --bandwidth "$bandwidth" "${BENCHMARK[@]}" --mode real)
+        measure "cluster-$bandwidth" "${cluster[@]}"
+        # The paper's Figure 7: two stages, eight micro-batches, three orders.
+        for row in avgpipe-n1 avgpipe-n1-gpipe avgpipe-n1-advance1; do
+            timeline "cluster-$bandwidth-$row" "$row" "${cluster[@]}" --micro-batches 8
+        done
+        measure "cluster-$bandwidth-m8" "${cluster[@]}" --micro-batches 8 --contenders avgpipe-n1,avgpipe-n1-gpipe,avgpipe-n1-advance1
     done
 else
     echo "== not root: no emulated clusters"

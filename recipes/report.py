@@ -14,6 +14,7 @@ from common.errors import RecipeError
 from pages.accuracy import accuracy
 from pages.blocks import Maker, blocks, refresh
 from pages.bubbles import bubbles
+from pages.costs import costs
 from pages.plots import Drawer, bars, curves
 from pages.speed import means, setup, speed, tried
 
@@ -23,6 +24,7 @@ MAKERS: dict[str, Maker] = {
     "setup": setup,
     "tried": tried,
     "bubbles": bubbles,
+    "costs": costs,
     "accuracy": accuracy(0.95),
     "accuracy-high": accuracy(0.98),
 }

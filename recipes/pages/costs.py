@@ -1,0 +1,37 @@
+"""Tables of what `costs.py` found."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from pages.markdown import spread, table
+
+__all__ = ["costs"]
+
+MIB = 1024**2
+
+
+def costs(files: list[Path]) -> str:
+    """What N pipelines cost beside their computation, on each stage."""
+    (file,) = files
+    by_rank = json.loads(file.read_text())
+    columns = ["N", "stage", "s per iteration", "executor, ms per instruction", "averaging", "tracing", "memory, MiB"]
+    rows = [
+        [
+            str(found["num_pipelines"]),
+            str(found["stage"]),
+            f"{found['iteration_s']:.3f}",
+            _spread(found["executor_ms"], ".2f"),
+            _spread(found["averaging_share"], ".1%"),
+            _spread(found["tracing_share"], ".1%"),
+            f"{sum(found['memory'].values()) / MIB:.0f}",
+        ]
+        for of_one_number in zip(*by_rank, strict=True)
+        for found in of_one_number
+    ]
+    return table(columns, rows)
+
+
+def _spread(values: Sequence[float], style: str) -> str:
+    return spread(statistics.median(values), min(values), max(values), style)
