@@ -109,21 +109,24 @@ def _start(host: Host, command: Sequence[str], cores: Sequence[int] | None) -> _
     whole = ["ip", "netns", "exec", host.namespace, "setpriv", "--pdeathsig", "TERM"]
     if cores is not None:
         whole += ["taskset", "--cpu-list", ",".join(map(str, cores))]
-    output = None if host.index == 0 else subprocess.PIPE
+    # A terminal belongs to the first host, whose progress bars need it. Elsewhere its lines must be whole, too.
+    sinks = [None if host.index == 0 and sink.isatty() else sink for sink in (sys.stdout, sys.stderr)]
+    stdout, stderr = (None if sink is None else subprocess.PIPE for sink in sinks)
     process = subprocess.Popen(
         [*whole, *command],
         env=os.environ | _environment(host),
         stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
+        stdout=stdout,
+        stderr=stderr,
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C comes from here, once, and not from the terminal as well
     )
     running = _Running(host, process)
-    for stream, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+    prefix = f"[host {host.index}] " if host.index else ""
+    for stream, sink in zip((process.stdout, process.stderr), sinks, strict=True):
         if stream is not None:
-            relay = threading.Thread(target=_relay, args=(stream, sink, f"[host {host.index}] "), daemon=True)
+            relay = threading.Thread(target=_relay, args=(stream, sink, prefix), daemon=True)
             relay.start()
             running.relays.append(relay)
     return running

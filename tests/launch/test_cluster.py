@@ -90,6 +90,7 @@ bits = 8 * sums.numel() * sums.element_size()  # each rank sends half of it twic
 print("rank", rank, "of", dist.get_world_size(), os.environ["MASTER_ADDR"], sys.argv[1:])
 print("started as", os.environ["AVGPIPE_CLUSTER"])
 print("rate", bits / (time.perf_counter() - start))
+dist.destroy_process_group()  # or torch now and then aborts at exit
 """
 
 
