@@ -83,7 +83,7 @@ if [ "$(id -u)" -eq 0 ]; then
         for row in avgpipe-n1 avgpipe-n1-gpipe avgpipe-n1-advance1; do
             timeline "cluster-$bandwidth-$row" "$row" "${cluster[@]}" --micro-batches 8
         done
-        measure "cluster-$bandwidth-m8" "${cluster[@]}" --micro-batches 8 --contenders avgpipe-n1,avgpipe-n1-gpipe,avgpipe-n1-advance1
+        measure "cluster-$bandwidth-m8" "${cluster[@]}" --micro-batches 8 --contenders avgpipe-n1,avgpipe-n1-gpipe,avgpipe-n1-advance1,avgpipe-n2,avgpipe-n3
     done
 else
     echo "== not root: no emulated clusters"
