@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from common.errors import RecipeError
+from common.pictures import import_pyplot
 
 from accuracy.analysis import Attempt
 from accuracy.curves import smoothed
@@ -21,13 +22,7 @@ def plot(file: Path, shown: Sequence[Attempt], records: Sequence[Record], target
         RecipeError: matplotlib is missing, or does not know the kind of picture.
 
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise RecipeError("--plot needs matplotlib: pip install matplotlib.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = import_pyplot()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, 6), constrained_layout=True)
     left.axhline(target, color="gray", linestyle="--", label=f"target {target:.3f}")
     for attempt in shown:
@@ -40,7 +35,7 @@ def plot(file: Path, shown: Sequence[Attempt], records: Sequence[Record], target
         axes.grid(alpha=0.3)
     left.legend(fontsize="small")
     try:
-        figure.savefig(file)
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
     except (OSError, ValueError) as error:
         raise RecipeError(f"--plot {file}: {error}.") from error
     pyplot.close(figure)

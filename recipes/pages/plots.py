@@ -8,7 +8,7 @@ from accuracy.analysis import attempts, compare
 from accuracy.plot import plot as plot_curves
 from accuracy.records import read_all
 from accuracy.target import target_accuracy
-from common.errors import RecipeError
+from common.pictures import import_pyplot
 
 __all__ = ["Drawer", "bars", "curves"]
 
@@ -23,29 +23,21 @@ def bars(files: list[Path], picture: Path) -> None:
         RecipeError: matplotlib is missing.
 
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise RecipeError("plots need matplotlib: pip install matplotlib.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = import_pyplot()
     (file,) = files
     rows = sorted(json.loads(file.read_text())["rows"], key=lambda row: float(row["median_speedup"]))
     medians = [row["median_speedup"] for row in rows]
     below = [row["median_speedup"] - row["min_speedup"] for row in rows]
     above = [row["max_speedup"] - row["median_speedup"] for row in rows]
-    # Text stays text, and nothing depends on the day: small files, and no changes where nothing changed.
-    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": file.stem}):
-        figure, axes = pyplot.subplots(figsize=(8, 1 + 0.28 * len(rows)), constrained_layout=True)
-        colors = ["tab:blue" if row["num_pipelines"] > 1 else "lightgray" for row in rows]
-        axes.barh([f"{row['name']}, M = {row['num_micro_batches']}" for row in rows], medians, xerr=(below, above), color=colors)
-        axes.axvline(1.0, color="gray", linestyle="--", linewidth=1)
-        axes.set(xlabel="samples per second, times DeepSpeed's PipelineEngine")
-        axes.bar_label(axes.containers[-1], fmt="%.2f", label_type="center", fontsize="small")
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(picture, metadata={"Date": None})
-        pyplot.close(figure)
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.28 * len(rows)), constrained_layout=True)
+    colors = ["tab:blue" if row["num_pipelines"] > 1 else "lightgray" for row in rows]
+    axes.barh([f"{row['name']}, M = {row['num_micro_batches']}" for row in rows], medians, xerr=(below, above), color=colors)
+    axes.axvline(1.0, color="gray", linestyle="--", linewidth=1)
+    axes.set(xlabel="samples per second, times DeepSpeed's PipelineEngine")
+    axes.bar_label(axes.containers[-1], fmt="%.2f", label_type="center", fontsize="small")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def curves(fraction: float) -> Drawer:
