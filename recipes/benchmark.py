@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import torch
 import torch.distributed as dist
 import typer
+from bench.arguments import parse_pipelines
 from bench.contenders import BASELINE, Contender, all_contenders, choose
 from bench.layers import Times
 from bench.measure import Row, alternate, measure
@@ -110,10 +111,7 @@ def _known_mode(text: str) -> Literal["emulated", "real"]:
 
 
 def _chosen(keys: str, pipelines: str, advance: int, trace: str | None) -> list[Contender]:
-    numbers = [part.strip() for part in pipelines.split(",")]
-    if not all(number.isdigit() and int(number) >= 1 for number in numbers):
-        raise typer.BadParameter(f"--pipelines is a comma-separated list of numbers from 1, such as 1,2, got {pipelines!r}")
-    known = all_contenders([int(number) for number in numbers], advance, trace=trace)
+    known = all_contenders(parse_pipelines(pipelines), advance, trace=trace)
     try:
         return known if keys == "all" else choose([key.strip() for key in keys.split(",")], known)
     except ValueError as error:

@@ -10,14 +10,16 @@ import json
 import logging
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from bench.costs import Stopwatch, memory_of, saved_bytes, tracing_costs
+from bench.arguments import parse_pipelines
+from bench.costs import Stopwatch, memory_of, saved_bytes, tracing_share, tracing_slowdown
+from common.medians import median_interval
 from common.models import model_location
 from rich.console import Console
 from rich.table import Table
@@ -27,25 +29,26 @@ import avgpipe_ds
 from avgpipe_ds import hf
 
 MIB = 1024**2
-MILLISECONDS = ("executor_ms", "executor_cpu_ms", "sending_cpu_ms")
 KINDS = ("weights", "gradients", "optimizer", "reference", "activations")
 
 
 def main(
     model: Annotated[str, typer.Option(help="a BERT: hub name, folder, or packaged model")] = "minilm",
     pipelines: Annotated[str, typer.Option(help="comma-separated N")] = "1,2,3",
-    micro_batches: Annotated[int, typer.Option(help="M")] = 4,
-    batch: Annotated[int, typer.Option(help="samples in a micro-batch")] = 4,
-    length: Annotated[int, typer.Option(help="tokens of a sample")] = 128,
-    iterations: Annotated[int, typer.Option(help="timed iterations, three times over")] = 4,
+    micro_batches: Annotated[int, typer.Option(min=1, help="M")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="samples in a micro-batch")] = 4,
+    length: Annotated[int, typer.Option(min=2, help="tokens of a sample")] = 128,
+    iterations: Annotated[int, typer.Option(min=1, help="timed iterations, three times over")] = 4,
+    tracing_pairs: Annotated[int, typer.Option(min=1, help="pairs of iterations with and without a timeline")] = 60,
     output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
 ) -> None:
     """Print one table of times and one of memory per stage, measured beside predicted."""
+    numbers = parse_pipelines(pipelines)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     avgpipe_ds.init_distributed()
-    found = [_measure(model, int(n), micro_batches, (batch, length), iterations) for n in pipelines.split(",")]
+    found = [_measure(model, number, micro_batches, (batch, length), iterations, tracing_pairs) for number in numbers]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, found)
     if dist.get_rank() == 0:
@@ -53,9 +56,13 @@ def main(
         _print_memory(every)
         if output is not None:
             output.write_text(json.dumps(every, indent=2))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
-def _measure(model: str, num_pipelines: int, micro_batches: int, size: tuple[int, int], iterations: int) -> dict[str, Any]:
+def _measure(
+    model: str, num_pipelines: int, micro_batches: int, size: tuple[int, int], iterations: int, tracing_pairs: int
+) -> dict[str, Any]:
     if dist.get_rank() == 0:
         print(f"measuring N = {num_pipelines}", file=sys.stderr, flush=True)
     stages = dist.get_world_size()
@@ -76,7 +83,8 @@ def _measure(model: str, num_pipelines: int, micro_batches: int, size: tuple[int
             for _ in range(iterations):
                 engine.train_batch(data)
         watches.append(watch)
-    tracing = tracing_costs(engine, data, iterations=iterations, repeats=5)
+    recording = tracing_share(engine, data, iterations=3 * iterations)
+    slowdown = tracing_slowdown(engine, data, pairs=tracing_pairs)
     per_micro_batch = saved_bytes(engine, _stage_inputs(engine, size, module.hf_config.hidden_size))
     stored = min(micro_batches, stages - engine.stage_id)
     result = {
@@ -87,7 +95,8 @@ def _measure(model: str, num_pipelines: int, micro_batches: int, size: tuple[int
         "executor_cpu_ms": [w.executor_cpu_ms for w in watches],
         "sending_cpu_ms": [w.sending_cpu_ms for w in watches],
         "averaging_share": [w.averaging_share for w in watches],
-        "tracing_share": tracing,
+        "tracing_share": recording,
+        "tracing_slowdown": slowdown,
         "memory": memory_of(engine) | {"activations": num_pipelines * stored * per_micro_batch},
     }
     engine.close()
@@ -109,29 +118,30 @@ def _stage_inputs(engine: Any, size: tuple[int, int], width: int) -> tuple[Tenso
 
 
 def _print_times(every: list[list[dict[str, Any]]]) -> None:
-    title = "medians (min .. max); executor: per instruction, sending: per message, averaging and tracing: of the time"
+    title = "medians (min .. max), of the slowdown its 95 % interval; executor: per instruction, sending: per message"
+    columns = {
+        "executor, wall ms": ("executor_ms", ".3f", _extremes),
+        "executor, CPU ms": ("executor_cpu_ms", ".3f", _extremes),
+        "sending, CPU ms": ("sending_cpu_ms", ".3f", _extremes),
+        "averaging, share of the time": ("averaging_share", ".2%", _extremes),
+        "recorder of timelines, share": ("tracing_share", ".3%", _extremes),
+        "slower with a timeline by": ("tracing_slowdown", ".2%", median_interval),
+    }
     table = Table(title=title)
-    columns = (
-        "N",
-        "stage",
-        "s per iteration",
-        "executor, wall ms",
-        "executor, CPU ms",
-        "sending, CPU ms",
-        "averaging, share",
-        "tracing, share",
-    )
-    for column in columns:
-        table.add_column(column, justify="right")
+    for name in ("N", "stage", "s per iteration", *columns):
+        table.add_column(name, justify="right")
     for found in zip(*every, strict=True):
         for one in found:
             cells = [str(one["num_pipelines"]), str(one["stage"]), f"{one['iteration_s']:.3f}"]
-            for key, style in (*((key, ".3f") for key in MILLISECONDS), ("averaging_share", ".2%"), ("tracing_share", ".2%")):
-                found_here = one[key]
-                middle, low, high = statistics.median(found_here), min(found_here), max(found_here)
+            for key, style, summary in columns.values():
+                middle, low, high = summary(one[key])
                 cells.append(f"{middle:{style}} ({low:{style}} .. {high:{style}})")
             table.add_row(*cells)
-    Console(width=175).print(table)
+    Console(width=190).print(table)
+
+
+def _extremes(values: Sequence[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
 
 
 def _print_memory(every: list[list[dict[str, Any]]]) -> None:

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -15,9 +15,10 @@ from avgpipe_ds.averaging.rules import AveragingRule
 from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
+from avgpipe_ds.tracing.recorder import Recorder
 from bench.memory import SavedTensors, bytes_of, optimizer_tensors
 
-__all__ = ["Stopwatch", "memory_of", "saved_bytes", "tracing_costs"]
+__all__ = ["Stopwatch", "memory_of", "saved_bytes", "tracing_share", "tracing_slowdown"]
 
 _COMPUTATION = ("forward", "backward_from_loss", "backward_from_gradients", "local_squared_norm", "optimizer_step")
 _AVERAGING = {"before_step": "pull", "after_step": "pull", "finish_iteration": "reference"}
@@ -100,22 +101,65 @@ class Stopwatch:
         return counted
 
 
-def tracing_costs(engine: Any, data: Iterator[Any], *, iterations: int, repeats: int) -> list[float]:
-    """What part of the time recording a timeline adds; one number for each repeat of the two in alternation."""
+def tracing_share(engine: Any, data: Iterator[Any], *, iterations: int) -> list[float]:
+    """What part of each iteration its main thread spends in the recorder of timelines, which would do nothing there else.
+
+    Timed in place, as training leaves the caches, and with the clock's own cost, so it is rather too much than too little.
+    """
     recorder, shares = engine._stage.recorder, []
-    for _ in range(repeats):
-        seconds = []
-        for traced in (False, True):
+    spent = 0.0
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal spent
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent += time.perf_counter() - start
+
+        return call
+
+    @contextmanager
+    def span(*args: Any, **kwargs: Any) -> Iterator[None]:
+        block = timed(Recorder.span)(recorder, *args, **kwargs)
+        timed(block.__enter__)()
+        try:
+            yield
+        finally:
+            timed(block.__exit__)(None, None, None)
+
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(recorder, "span", span))
+        for name in ("nothing_to_do", "can_go_on"):
+            patches.enter_context(mock.patch.object(recorder, name, timed(getattr(recorder, name))))
+        recorder.start()
+        for _ in range(iterations):
+            spent, start = 0.0, time.perf_counter()
+            engine.train_batch(data)
+            shares.append(spent / (time.perf_counter() - start))
+        recorder.stop()
+    return shares
+
+
+def tracing_slowdown(engine: Any, data: Iterator[Any], *, pairs: int) -> list[float]:
+    """What part of the time of an iteration recording a timeline adds, for pairs of neighbouring iterations with and without.
+
+    Neighbours differ by more than that for other reasons, so only the median of many pairs says something.
+    """
+    recorder, shares = engine._stage.recorder, []
+    for pair in range(pairs):
+        seconds = {}
+        for traced in (pair % 2 == 0, pair % 2 == 1):
             if traced:
                 recorder.start()
             dist.barrier()
             start = time.perf_counter()
-            for _ in range(iterations):
-                engine.train_batch(data)
+            engine.train_batch(data)
             dist.barrier()
-            seconds.append(time.perf_counter() - start)
-        recorder.stop()
-        shares.append(seconds[1] / seconds[0] - 1)
+            seconds[traced] = time.perf_counter() - start
+            recorder.stop()
+        shares.append(seconds[True] / seconds[False] - 1)
     return shares
 
 

@@ -1,4 +1,4 @@
-"""The whole benchmark in small, as users start it: who takes part and what is reported. Speeds are not looked at."""
+"""The benchmarks in small, as users start it: who takes part and what is reported. Speeds are not looked at."""
 
 import json
 import os
@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 from bench.contenders import all_contenders
+from transformers import BertConfig, BertModel
 
 ROOT = Path(__file__).parents[2]
 SMALL = "--fixed-ms 0.2 --forward-ms 0.2 --input-ms 0.2 --weight-ms 0.2 --width 16 --length 2 --warmup 2".split()
 
 
-def benchmark(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def launch(recipe: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     launcher = shutil.which("deepspeed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert launcher is not None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [launcher, "--master_port", port, "--num_accelerators", "2", str(ROOT / "recipes" / "benchmark.py")]
+    command = [launcher, "--master_port", port, "--num_accelerators", "2", str(ROOT / "recipes" / recipe)]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
 
@@ -31,7 +32,7 @@ def benchmark(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[
 def test_all_contenders(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     sizes = "--batch 24 --micro-batches 4 --batches 4 --repeats 1".split()
-    done = benchmark(*SMALL, *sizes, "--output", str(output), timeout_s=280)
+    done = launch("benchmark.py", *SMALL, *sizes, "--output", str(output), timeout_s=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads(output.read_text())
     contenders = all_contenders()
@@ -67,7 +68,7 @@ def test_search(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     chosen = "--contenders deepspeed-dualpipev,torch-gpipe,avgpipe-n2 --batch 2".split()
     sizes = "--search-batches 2 --batches 2 --repeats 2".split()
-    done = benchmark(*SMALL, *chosen, *sizes, "--output", str(output), timeout_s=220)
+    done = launch("benchmark.py", *SMALL, *chosen, *sizes, "--output", str(output), timeout_s=220)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads(output.read_text())
     assert [row["key"] for row in report["rows"]] == ["deepspeed-1f1b", "torch-gpipe", "avgpipe-n2"]
@@ -79,6 +80,26 @@ def test_search(tmp_path: Path) -> None:
         assert row["num_micro_batches"] == best["num_micro_batches"]
         assert best["memory_bytes"] > 0
         assert len(row["seconds"]) == 2
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(200)
+def test_costs(tmp_path: Path) -> None:
+    size = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=50, max_position_embeddings=16, **size)).save_pretrained(tmp_path / "bert")
+    output = tmp_path / "costs.json"
+    sizes = "--pipelines 1,2 --batch 2 --length 8 --iterations 1 --tracing-pairs 3".split()
+    done = launch("costs.py", "--model", str(tmp_path / "bert"), *sizes, "--output", str(output), timeout_s=180)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "slower with" in done.stdout and "predicted" in done.stdout
+    by_rank = json.loads(output.read_text())
+    assert [[(one["stage"], one["num_pipelines"]) for one in found] for found in by_rank] == [[(0, 1), (0, 2)], [(1, 1), (1, 2)]]
+    for one in (one for found in by_rank for one in found):
+        assert len(one["tracing_slowdown"]) == 3
+        # It records something and is far from all that an iteration does.
+        assert all(0 < share < 0.5 for share in one["tracing_share"])
+        assert all((share > 0) == (one["num_pipelines"] > 1) for share in one["averaging_share"])
+        assert (one["memory"]["reference"] > 0) == (one["num_pipelines"] > 1)
 
 
 def test_one_process_is_no_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:

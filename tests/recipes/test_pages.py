@@ -100,12 +100,14 @@ def test_bubbles_leave_out_what_takes_no_time(tmp_path: Path) -> None:
 def test_costs_of_each_stage(tmp_path: Path) -> None:
     def stage(number: int, pipelines: int) -> dict[str, Any]:
         found = {"num_pipelines": pipelines, "stage": number, "iteration_s": 0.5, "executor_ms": [0.1, 0.3, 0.2]}
-        found |= {"averaging_share": [0.0, 0.02, 0.01], "tracing_share": [0.001, -0.002, 0.002]}
+        found |= {"averaging_share": [0.0, 0.02, 0.01], "tracing_share": [0.001, 0.0, 0.002]}
+        found |= {"tracing_slowdown": [0.01, -0.02, 0.02]}
         return found | {"memory": {"weights": 2**20, "activations": 2**21}}
 
     by_rank = [[stage(rank, pipelines) for pipelines in (1, 2)] for rank in (0, 1)]
     assert lines(costs([saved(tmp_path, "a.json", by_rank)]))[2:] == [
-        f"| {pipelines} | {rank} | 0.500 | 0.20 (0.10 .. 0.30) | 1.0% (0.0% .. 2.0%) | 0.1% (-0.2% .. 0.2%) | 3 |"
+        f"| {pipelines} | {rank} | 0.500 | 0.20 (0.10 .. 0.30) | 1.0% (0.0% .. 2.0%) | 0.10% (0.00% .. 0.20%) "
+        "| 1.0% (-2.0% .. 2.0%) | 3 |"
         for pipelines in (1, 2)
         for rank in (0, 1)
     ]
