@@ -139,7 +139,7 @@ def summarise(
         rows = [row for row in compare(tried, every_rate=every_rate) if row.attempt.setting in names]
         speeds = {} if seconds_per_sample is None else read_speeds(seconds_per_sample)
         conditions = records[0].conditions
-        console = Console(width=150)
+        console = Console(width=170)
         console.print(reference_table(reference_accuracy(records), goal), comparison_table(rows, speeds))
         console.print(*remarks(conditions, goal), sep="\n")
         if json_file is not None:

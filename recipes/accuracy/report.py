@@ -57,7 +57,10 @@ def cells(row: Comparison, speeds: Mapping[str, float]) -> list[str]:
         _spread(attempt.samples.values(), attempt.median_samples, ".0f"),
         _spread(row.ratios.values(), row.median_ratio, ".2f"),
     ]
-    return found + ([_number(time_s(row, speeds), ".0f"), _number(time_ratio(row, speeds), ".2f")] if speeds else [])
+    if not speeds:
+        return found
+    times = [ratio * _slowness(row, speeds) for ratio in row.ratios.values()]
+    return [*found, _number(time_s(row, speeds), ".0f"), _spread(times, time_ratio(row, speeds), ".2f")]
 
 
 def remarks(conditions: Conditions, target: float) -> list[str]:
@@ -97,8 +100,7 @@ def time_s(row: Comparison, speeds: Mapping[str, float]) -> float:
 
 def time_ratio(row: Comparison, speeds: Mapping[str, float]) -> float:
     """Return the time as a multiple of the base's; NaN where one of the speeds is not known."""
-    contender = _CONTENDERS.get(row.attempt.setting, "")
-    return row.median_ratio * speeds.get(contender, math.nan) / speeds.get(_CONTENDERS[BASE], math.nan)
+    return row.median_ratio * _slowness(row, speeds)
 
 
 def as_json(rows: Iterable[Comparison], speeds: Mapping[str, float], *, conditions: Conditions, target: float) -> dict[str, Any]:
@@ -127,6 +129,12 @@ def as_json(rows: Iterable[Comparison], speeds: Mapping[str, float], *, conditio
     }
 
 
+def _slowness(row: Comparison, speeds: Mapping[str, float]) -> float:
+    """Return its seconds per sample as a multiple of the base's; NaN where one of them is not known."""
+    contender = _CONTENDERS.get(row.attempt.setting, "")
+    return speeds.get(contender, math.nan) / speeds.get(_CONTENDERS[BASE], math.nan)
+
+
 def _is_speed(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
@@ -135,7 +143,7 @@ def _spread(values: Iterable[float], middle: float, style: str) -> str:
     values = list(values)
     if not values:
         return "-"
-    if len(set(values)) == 1:
+    if len(set(values)) == 1 or math.isnan(middle):
         return _number(middle, style)
     return f"{_number(middle, style)} ({_number(min(values), style)} .. {_number(max(values), style)})"
 

@@ -91,7 +91,7 @@ def _shared_batch(num_pipelines: int) -> Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     *(_deepspeed(factor) for factor in (1, 2, 3)),
-    *(_shared_batch(number) for number in (2, 4)),
+    *(_shared_batch(number) for number in (2, 4, 8)),
     *_pipelines(2, _ALPHAS),
     *_pipelines(3, _ALPHAS),
 )

@@ -11,7 +11,7 @@ from accuracy.curves import final_accuracy, passed_clearly, samples_to_target, s
 from accuracy.grid import parse_rates, parse_seeds, parse_share, plan
 from accuracy.plot import mean_curve, plot
 from accuracy.records import Conditions, Point, Record, append, ensure_writable, read_all
-from accuracy.report import as_json, comparison_table, read_speeds, time_ratio, time_s
+from accuracy.report import as_json, cells, comparison_table, read_speeds, time_ratio, time_s
 from accuracy.settings import REFERENCE, SETTINGS, select
 from accuracy.target import reference_accuracy, target_accuracy
 from accuracy.trainer import iterations_to_validate, samples_after, train, warm_up
@@ -73,7 +73,7 @@ def shape(num_pipelines=1, size=16):
 
 
 def test_settings_are_what_the_engine_takes():
-    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == 3 + 2 + 2 * 3 * 4
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == 3 + 3 + 2 * 3 * 4
     for setting in SETTINGS:
         if setting.averaging is None:
             assert setting.num_pipelines == 1
@@ -93,7 +93,7 @@ def test_sma_is_not_easgd_by_another_name():
 
 def test_contenders_have_as_many_samples_as_they_say():
     wanted = "deepspeed-*,n2-easgd-alpha1/2,n3-easgd-alpha1/3,*-shared"
-    assert [setting.num_batches for setting in select(wanted)] == [1, 2, 3, 1, 1, 2, 3]
+    assert [setting.num_batches for setting in select(wanted)] == [1, 2, 3, 1, 1, 1, 2, 3]
 
 
 def test_select():
@@ -110,20 +110,21 @@ def test_select():
 def test_plan_is_complete_and_begins_with_what_matters_most():
     runs = plan(SETTINGS, rates=[1e-4, 2e-4], seeds=[0, 1])
     assert len({run.key for run in runs}) == len(runs) == len(SETTINGS) * 4
-    first = runs[: 9 * 4]
+    first = runs[: 10 * 4]
     assert {run.setting.name for run in first} == {
         "deepspeed-1x",
         "deepspeed-2x",
         "deepspeed-3x",
         "n2-avgpipe-outer1-alpha1/2-shared",
         "n4-avgpipe-outer1-alpha1/4-shared",
+        "n8-avgpipe-outer1-alpha1/8-shared",
         "n2-avgpipe-outer1-alpha1/2",
         "n2-avgpipe-outer2-alpha1/2",
         "n3-avgpipe-outer1-alpha1/3",
         "n3-avgpipe-outer3-alpha1/3",
     }
-    assert [run.seed for run in first] == [0] * 18 + [1] * 18
-    assert [run.learning_rate for run in first[:18]] == [1e-4] * 9 + [2e-4] * 9
+    assert [run.seed for run in first] == [0] * 20 + [1] * 20
+    assert [run.learning_rate for run in first[:20]] == [1e-4] * 10 + [2e-4] * 10
 
 
 @given(st.integers(1, 5), st.integers(0, 40))
@@ -430,6 +431,17 @@ def test_time_is_samples_times_speed():
     assert time_s(never, {**speeds, "avgpipe-n3": 0.01}) == math.inf
 
 
+def test_time_has_the_spread_of_the_samples():
+    records = [record(step_at(4), seed=seed) for seed in range(3)]
+    records += [record(step_at(4 + 2 * seed), seed=seed, setting=AVGPIPE) for seed in range(3)]
+    row = next(row for row in compare(attempts(records, 0.85)) if row.attempt.setting == AVGPIPE)
+    low, middle, high = sorted(row.ratios.values())
+    assert low == 1 and low < middle < high
+    last = cells(row, {"deepspeed-1f1b": 0.02, "avgpipe-n2": 0.01})[-1]
+    assert last == f"{middle / 2:.2f} ({low / 2:.2f} .. {high / 2:.2f})"
+    assert cells(row, {"deepspeed-1f1b": 0.02})[-2:] == ["-", "-"]
+
+
 def test_table_says_never_and_shows_time_only_with_speeds():
     text = shown({})
     assert "seconds" not in text
@@ -458,7 +470,7 @@ def test_speeds(tmp_path):
 
 def test_every_contender_of_the_grid_can_have_a_speed():
     speeds = {setting.contender: 0.01 for setting in SETTINGS}
-    ours = {"avgpipe-n2", "avgpipe-n3", "avgpipe-n2-shared", "avgpipe-n4-shared"}
+    ours = {"avgpipe-n2", "avgpipe-n3", "avgpipe-n2-shared", "avgpipe-n4-shared", "avgpipe-n8-shared"}
     assert set(speeds) == {"deepspeed-1f1b", "deepspeed-1f1b-2x", "deepspeed-1f1b-3x", *ours}
     assert "-" not in [cell.strip() for cell in shown(speeds).replace("│", "|").split("|")]
 
