@@ -36,7 +36,7 @@ timeline() {
     folder="$(mktemp -d)"
     echo "== ${*:3} --trace, row $row"
     "${@:3}" --repeats 1 --contenders "$row" --trace "$folder"
-    python -m avgpipe_ds.report "$folder/$row"
+    python -m avgpipe_ds.report "$folder/$row" --iterations 1
     mkdir -p docs/benchmarks/plots
     cp "$folder/$row/timetable.svg" "docs/benchmarks/plots/$1.svg"
     cp "$folder/$row/bubbles.json" "$shares"

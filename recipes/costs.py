@@ -19,6 +19,7 @@ import torch.distributed as dist
 import typer
 from bench.arguments import parse_pipelines
 from bench.costs import Stopwatch, memory_of, saved_bytes, tracing_share, tracing_slowdown
+from bench.provenance import provenance
 from common.medians import median_interval
 from common.models import model_location
 from rich.console import Console
@@ -55,7 +56,8 @@ def main(
         _print_times(every)
         _print_memory(every)
         if output is not None:
-            output.write_text(json.dumps(every, indent=2))
+            report = {**provenance(sys.argv, num_accelerators=dist.get_world_size()), "ranks": every}
+            output.write_text(json.dumps(report, indent=2))
     dist.barrier()
     dist.destroy_process_group()
 

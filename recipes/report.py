@@ -16,11 +16,12 @@ from pages.blocks import Maker, blocks, refresh
 from pages.bubbles import bubbles
 from pages.costs import costs
 from pages.plots import Drawer, bars, curves
-from pages.speed import means, setup, speed, tried
+from pages.speed import means, rivals, setup, speed, tried
 
 MAKERS: dict[str, Maker] = {
     "speed": speed,
     "means": means,
+    "rivals": rivals,
     "setup": setup,
     "tried": tried,
     "bubbles": bubbles,

@@ -1,19 +1,12 @@
 """The results as JSON: all that is needed to check, compare and repeat them."""
 
-import os
-import platform
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import deepspeed
-import torch
-
-import avgpipe_ds
 from bench.measure import Row
 from bench.memory import largest
+from bench.provenance import provenance
 from bench.search import Choice
 from bench.workload import Workload
 
@@ -34,14 +27,7 @@ def report(
     """
     return {
         "workload": asdict(workload),
-        "command": _command(workload, arguments),
-        "versions": {
-            "avgpipe_ds": avgpipe_ds.__version__,
-            "torch": torch.__version__,
-            "deepspeed": deepspeed.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count()},
+        **provenance(arguments, num_accelerators=workload.num_stages),
         "rows": [_row(workload, row, choices[row.contender.key]) for row in rows],
         "left_out": dict(left_out),
     }
@@ -71,19 +57,3 @@ def _row(workload: Workload, row: Row, choice: Choice) -> dict[str, Any]:
         ideal_s = row.contender.compute_s(workload, row.num_micro_batches)
         found |= {"ideal_s": ideal_s, "busy": ideal_s / row.median_s}
     return found
-
-
-def _command(workload: Workload, arguments: Sequence[str]) -> str:
-    """The command line, without what the launcher adds."""
-    own = [argument for argument in arguments if not argument.startswith("--local_rank")]
-    launcher = os.environ.get("AVGPIPE_CLUSTER") or f"deepspeed --num_accelerators {workload.num_stages}"
-    return f"{launcher} {shlex.join(own)}"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

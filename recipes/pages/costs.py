@@ -20,7 +20,7 @@ def costs(files: list[Path]) -> str:
     In brackets are the extremes; behind "slower with one by" is the interval that holds the median with a probability of 95 %.
     """
     (file,) = files
-    by_rank = json.loads(file.read_text())
+    by_rank = json.loads(file.read_text())["ranks"]
     columns = [
         "N",
         "stage",

@@ -9,7 +9,7 @@ from typing import Any
 
 from pages.markdown import spread, table
 
-__all__ = ["means", "setup", "speed", "tried"]
+__all__ = ["means", "rivals", "setup", "speed", "tried"]
 
 MIB = 1024**2
 
@@ -56,6 +56,29 @@ def means(files: list[Path]) -> str:
     order = sorted(complete, key=lambda name: -_geometric_mean(complete[name]))
     rows = [[name, f"{_geometric_mean(complete[name]):.2f}", *(f"{ratio:.2f}" for ratio in complete[name])] for name in order]
     return table(["times DeepSpeed 1F1B", "geometric mean", *(file.stem for file in files)], rows)
+
+
+def rivals(files: list[Path]) -> str:
+    """In each of several measurements, how many times as fast as the fastest of the others N pipelines were, repeat by repeat."""
+    ours = [f"avgpipe-n{number}{shared}" for shared in ("", "-shared") for number in (2, 3, 4)]
+    every = _read(files)
+    there = {row["key"]: row["name"] for found in every for row in found["rows"] if row["key"] in ours}
+    keys = [key for key in ours if key in there]
+    rows = []
+    for file, found in zip(files, every, strict=True):
+        by_key = {row["key"]: row for row in found["rows"]}
+        rival = max((row for row in found["rows"] if not row["key"].startswith("avgpipe")), key=lambda row: row["median_speedup"])
+        cells = [file.stem, rival["name"], f"{rival['median_speedup']:.2f}"]
+        for key in keys:
+            if key not in by_key:
+                cells.append("-")
+                continue
+            ratios = [theirs / own for theirs, own in zip(rival["seconds"], by_key[key]["seconds"], strict=True)]
+            cells.append(spread(statistics.median(ratios), min(ratios), max(ratios)))
+        rows.append(cells)
+    return table(
+        ["", "fastest rival", "times DeepSpeed 1F1B", *(f"**{there[key].removeprefix('avgpipe_ds, ')}**" for key in keys)], rows
+    )
 
 
 def tried(files: list[Path]) -> str:

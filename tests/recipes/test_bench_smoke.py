@@ -92,7 +92,9 @@ def test_costs(tmp_path: Path) -> None:
     done = launch("costs.py", "--model", str(tmp_path / "bert"), *sizes, "--output", str(output), timeout_s=180)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "slower with" in done.stdout and "predicted" in done.stdout
-    by_rank = json.loads(output.read_text())
+    report = json.loads(output.read_text())
+    assert report["command"].startswith("deepspeed --num_accelerators 2 ") and "--tracing-pairs 3" in report["command"]
+    by_rank = report["ranks"]
     assert [[(one["stage"], one["num_pipelines"]) for one in found] for found in by_rank] == [[(0, 1), (0, 2)], [(1, 1), (1, 2)]]
     for one in (one for found in by_rank for one in found):
         assert len(one["tracing_slowdown"]) == 3

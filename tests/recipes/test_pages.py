@@ -12,7 +12,7 @@ import typer
 from pages.blocks import refresh
 from pages.bubbles import bubbles
 from pages.costs import costs
-from pages.speed import means, setup, speed, tried
+from pages.speed import means, rivals, setup, speed, tried
 from report import MAKERS, main
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +77,22 @@ def test_means_are_geometric_and_of_those_that_took_part_everywhere(tmp_path: Pa
     ]
 
 
+def test_rivals_are_those_of_each_measurement(tmp_path: Path) -> None:
+    ours = {"num_pipelines": 2, "name": "avgpipe_ds, N = 2"}
+    files = [
+        saved(
+            tmp_path, "k4.json", result(BASE, row("zbv", [1.5, 1.2], [1.5, 1.6]), row("avgpipe-n2", [1.0, 0.6], [2, 3], **ours))
+        ),
+        saved(tmp_path, "k8.json", result(BASE, row("zbv", [3.0], [0.5]), row("avgpipe-n1", [1.0], [2.0]))),
+    ]
+    assert lines(rivals(files)) == [
+        "|  | fastest rival | times DeepSpeed 1F1B | **N = 2** |",
+        "| --- | ---: | ---: | ---: |",
+        "| k4 | ZBV | 1.60 | 1.75 (1.50 .. 2.00) |",
+        "| k8 | DEEPSPEED-1F1B | 1.00 | - |",
+    ]
+
+
 def test_setup_names_command_versions_and_machine(tmp_path: Path) -> None:
     (_, _, only) = lines(setup([saved(tmp_path, "raw/k4.json", result(BASE))]))
     assert "[k4](raw/k4.json)" in only and "`deepspeed --num_accelerators 2 recipes/benchmark.py`" in only
@@ -105,7 +121,7 @@ def test_costs_of_each_stage(tmp_path: Path) -> None:
         return found | {"memory": {"weights": 2**20, "activations": 2**21}}
 
     by_rank = [[stage(rank, pipelines) for pipelines in (1, 2)] for rank in (0, 1)]
-    assert lines(costs([saved(tmp_path, "a.json", by_rank)]))[2:] == [
+    assert lines(costs([saved(tmp_path, "a.json", {"ranks": by_rank})]))[2:] == [
         f"| {pipelines} | {rank} | 0.500 | 0.20 (0.10 .. 0.30) | 1.0% (0.0% .. 2.0%) | 0.10% (0.00% .. 0.20%) "
         "| 1.0% (-2.0% .. 2.0%) | 3 |"
         for pipelines in (1, 2)
