@@ -70,6 +70,7 @@ for accelerators in 4 8; do
     measure "emulated-k$accelerators-coarse" "${emulated[@]}" --fixed-ms 9 --contenders "$STRONGEST"
     timeline "emulated-k$accelerators-n3" avgpipe-n3 "${emulated[@]}"
 done
+measure emulated-k8-n8 deepspeed --num_accelerators 8 "${BENCHMARK[@]}" --pipelines 8 --contenders deepspeed-zero0,avgpipe-n8-shared
 real=(deepspeed --num_accelerators 2 "${BENCHMARK[@]}" --mode real)
 measure real-k2 "${real[@]}"
 timeline real-k2-n3 avgpipe-n3 "${real[@]}"
