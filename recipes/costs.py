@@ -10,7 +10,7 @@ import json
 import logging
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ import typer
 from bench.arguments import parse_pipelines
 from bench.costs import Stopwatch, memory_of, saved_bytes, tracing_share, tracing_slowdown
 from bench.provenance import provenance
-from common.medians import median_interval
+from common.medians import median_extremes, median_interval
 from common.models import model_location
 from rich.console import Console
 from rich.table import Table
@@ -122,11 +122,11 @@ def _stage_inputs(engine: Any, size: tuple[int, int], width: int) -> tuple[Tenso
 def _print_times(every: list[list[dict[str, Any]]]) -> None:
     title = "medians (min .. max), of the slowdown its 95 % interval; executor: per instruction, sending: per message"
     columns = {
-        "executor, wall ms": ("executor_ms", ".3f", _extremes),
-        "executor, CPU ms": ("executor_cpu_ms", ".3f", _extremes),
-        "sending, CPU ms": ("sending_cpu_ms", ".3f", _extremes),
-        "averaging, share of the time": ("averaging_share", ".2%", _extremes),
-        "recorder of timelines, share": ("tracing_share", ".3%", _extremes),
+        "executor, wall ms": ("executor_ms", ".3f", median_extremes),
+        "executor, CPU ms": ("executor_cpu_ms", ".3f", median_extremes),
+        "sending, CPU ms": ("sending_cpu_ms", ".3f", median_extremes),
+        "averaging, share of the time": ("averaging_share", ".2%", median_extremes),
+        "recorder of timelines, share": ("tracing_share", ".3%", median_extremes),
         "slower with a timeline by": ("tracing_slowdown", ".2%", median_interval),
     }
     table = Table(title=title)
@@ -140,10 +140,6 @@ def _print_times(every: list[list[dict[str, Any]]]) -> None:
                 cells.append(f"{middle:{style}} ({low:{style}} .. {high:{style}})")
             table.add_row(*cells)
     Console(width=190).print(table)
-
-
-def _extremes(values: Sequence[float]) -> tuple[float, float, float]:
-    return statistics.median(values), min(values), max(values)
 
 
 def _print_memory(every: list[list[dict[str, Any]]]) -> None:

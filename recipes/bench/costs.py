@@ -45,7 +45,7 @@ class Stopwatch:
         targets += [(AveragingRule, name, part) for name, part in _AVERAGING.items()]
         targets += [(Executor, "run", "run"), (Mailbox, "wait", "waiting"), (Mailbox, "send", "sending")]
         patches: list[Any] = [
-            mock.patch.object(owner, name, self._timed(getattr(owner, name), part)) for owner, name, part in targets
+            mock.patch.object(owner, name, self.timed(getattr(owner, name), part)) for owner, name, part in targets
         ]
         counted = {kind: self._counted(handler) for kind, handler in Pipeline._INSTRUCTION_MAP.items()}
         patches.append(mock.patch.object(Pipeline, "_INSTRUCTION_MAP", counted))
@@ -81,7 +81,9 @@ class Stopwatch:
         own = seconds["run"] - sum(seconds[part] for part in ("computation", "reference", "waiting", "sending"))
         return 1e3 * own / max(1, self.calls["instruction"])
 
-    def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+    def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """The same function; its seconds and calls count for `part`."""
+
         def timed(*args: Any, **kwargs: Any) -> Any:
             start, cpu_start = time.perf_counter(), time.thread_time()
             try:
@@ -106,38 +108,26 @@ def tracing_share(engine: Any, data: Iterator[Any], *, iterations: int) -> list[
 
     Timed in place, as training leaves the caches, and with the clock's own cost, so it is rather too much than too little.
     """
-    recorder, shares = engine._stage.recorder, []
-    spent = 0.0
-
-    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal spent
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                spent += time.perf_counter() - start
-
-        return call
+    recorder, watch, shares = engine._stage.recorder, Stopwatch(), []
 
     @contextmanager
     def span(*args: Any, **kwargs: Any) -> Iterator[None]:
-        block = timed(Recorder.span)(recorder, *args, **kwargs)
-        timed(block.__enter__)()
+        block = watch.timed(Recorder.span, "recorder")(recorder, *args, **kwargs)
+        watch.timed(block.__enter__, "recorder")()
         try:
             yield
         finally:
-            timed(block.__exit__)(None, None, None)
+            watch.timed(block.__exit__, "recorder")(None, None, None)
 
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(recorder, "span", span))
         for name in ("nothing_to_do", "can_go_on"):
-            patches.enter_context(mock.patch.object(recorder, name, timed(getattr(recorder, name))))
+            patches.enter_context(mock.patch.object(recorder, name, watch.timed(getattr(recorder, name), "recorder")))
         recorder.start()
         for _ in range(iterations):
-            spent, start = 0.0, time.perf_counter()
+            before_s, start = watch.seconds["recorder"], time.perf_counter()
             engine.train_batch(data)
-            shares.append(spent / (time.perf_counter() - start))
+            shares.append((watch.seconds["recorder"] - before_s) / (time.perf_counter() - start))
         recorder.stop()
     return shares
 

@@ -1,10 +1,15 @@
-"""How sure a median is."""
+"""A median with what goes around it."""
 
 import math
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["median_interval"]
+__all__ = ["median_extremes", "median_interval"]
+
+
+def median_extremes(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, the least and the largest."""
+    return statistics.median(values), min(values), max(values)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:

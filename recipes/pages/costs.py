@@ -1,11 +1,9 @@
 """Tables of what `costs.py` found."""
 
 import json
-import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
-from common.medians import median_interval
+from common.medians import median_extremes, median_interval
 
 from pages.markdown import spread, table
 
@@ -36,9 +34,9 @@ def costs(files: list[Path]) -> str:
             str(found["num_pipelines"]),
             str(found["stage"]),
             f"{found['iteration_s']:.3f}",
-            _spread(found["executor_ms"], ".2f"),
-            _spread(found["averaging_share"], ".1%"),
-            _spread(found["tracing_share"], ".2%"),
+            spread(*median_extremes(found["executor_ms"]), ".2f"),
+            spread(*median_extremes(found["averaging_share"]), ".1%"),
+            spread(*median_extremes(found["tracing_share"]), ".2%"),
             spread(*median_interval(found["tracing_slowdown"]), ".1%"),
             f"{sum(found['memory'].values()) / MIB:.0f}",
         ]
@@ -46,7 +44,3 @@ def costs(files: list[Path]) -> str:
         for found in of_one_number
     ]
     return table(columns, rows)
-
-
-def _spread(values: Sequence[float], style: str) -> str:
-    return spread(statistics.median(values), min(values), max(values), style)

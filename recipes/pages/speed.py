@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from common.medians import median_extremes
+
 from pages.markdown import spread, table
 
 __all__ = ["means", "rivals", "setup", "speed", "tried"]
@@ -74,7 +76,7 @@ def rivals(files: list[Path]) -> str:
                 cells.append("-")
                 continue
             ratios = [theirs / own for theirs, own in zip(rival["seconds"], by_key[key]["seconds"], strict=True)]
-            cells.append(spread(statistics.median(ratios), min(ratios), max(ratios)))
+            cells.append(spread(*median_extremes(ratios)))
         rows.append(cells)
     return table(
         ["", "fastest rival", "times DeepSpeed 1F1B", *(f"**{there[key].removeprefix('avgpipe_ds, ')}**" for key in keys)], rows
