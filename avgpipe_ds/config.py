@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from avgpipe_ds.averaging.stability import largest_stable_alpha
 from avgpipe_ds.errors import ConfigError
 
 __all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig", "TraceConfig"]
@@ -154,6 +155,8 @@ def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]
                     f'expected {default:g}, since only rule {_quoted(rules)} uses it and the rule is "{rule}"; '
                     f"got {averaging[key]!r}",
                 )
+        if (problem := _unstable(averaging, block.get("num_pipelines", 1))) is not None:
+            yield "averaging.alpha", problem
     if isinstance(schedule, Mapping):
         name, advance = schedule.get("name", "1f1b"), schedule.get("advance", 0)
         if name in ("1f1b", "gpipe") and isinstance(advance, int) and advance > 0:
@@ -161,6 +164,26 @@ def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]
                 "schedule.advance",
                 f'expected 0, since only schedule "advance_forward" uses it and the schedule is "{name}"; got {advance!r}',
             )
+
+
+def _unstable(averaging: Mapping[str, Any], num_pipelines: Any) -> str | None:
+    """What is wrong with an alpha that makes averaging diverge by itself."""
+    rule, alpha, momentum = averaging.get("rule", "avgpipe"), averaging.get("alpha", "auto"), averaging.get("momentum", 0.0)
+    if rule not in _RULES_USING["momentum"] and rule != "easgd":
+        return None
+    if not _is_number(alpha) or not _is_number(momentum) or not isinstance(num_pipelines, int) or num_pipelines < 2:
+        return None
+    limit = largest_stable_alpha(rule, num_pipelines, momentum if rule == "sma" else 0.0)
+    if limit is None or alpha < limit:
+        return None
+    return (
+        f'expected less than {limit:.4g}, since from there on {num_pipelines} pipelines under rule "{rule}" overshoot the'
+        f' reference further in each iteration, or "auto"; got {alpha!r}'
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _problems(error: ValidationError) -> dict[str, str]:

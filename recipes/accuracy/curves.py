@@ -42,6 +42,8 @@ def passed_clearly(curve: Sequence[Point], target: float) -> bool:
 
 
 def final_accuracy(curve: Sequence[Point]) -> float:
-    """Return the mean accuracy of the last three validations."""
+    """Return the mean accuracy of the last three validations; 0 of a run that diverged before the first."""
+    if not curve:
+        return 0.0
     last = [point.accuracy for point in curve[-3:]]
     return sum(last) / len(last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from accuracy.settings import Setting
 from accuracy.task import CLIPPING, EVAL_MICRO_BATCH_SIZE, WEIGHT_DECAY
 from accuracy.trainer import warm_up
 from avgpipe_ds import hf
+from avgpipe_ds.errors import NonFiniteLoss, RemoteError
 
 __all__ = ["EngineTrainer", "engine_trainer"]
 
@@ -36,7 +38,14 @@ class EngineTrainer:
 
     def train_iteration(self, batches: Iterator[MicroBatch]) -> float:
         """Train a batch on every pipeline."""
-        return float(self._engine.train_batch(batches))
+        try:
+            return float(self._engine.train_batch(batches))
+        except NonFiniteLoss:
+            return math.nan
+        except RemoteError as error:  # the last stage looks at the loss, the others hear of it
+            if NonFiniteLoss.__name__ not in str(error):
+                raise
+            return math.nan
 
     def validate(self) -> Validation:
         """Validate with the recipes' own evaluation."""

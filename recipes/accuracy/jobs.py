@@ -78,8 +78,10 @@ def _train(
             first_iteration=0,
             num_iterations=conditions.max_samples,  # more than enough: validation ends the training
         )
-        curve = train(trainer, batches, conditions, num_samples=len(data.train), target=target, say=say)
+        curve, diverged = train(trainer, batches, conditions, num_samples=len(data.train), target=target, say=say)
         num_micro_batches = trainer.shape.num_micro_batches
+    if diverged:
+        narrator.say("  diverged")
     return Record(
         setting=run.setting.name,
         learning_rate=run.learning_rate,
@@ -89,6 +91,7 @@ def _train(
         num_micro_batches=num_micro_batches,
         stopped_at=target,
         curve=tuple(curve),
+        diverged=diverged,
         run_s=round(time.monotonic() - begin, 1),
         versions=_versions(),
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import RecipeError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 __all__ = ["Conditions", "Point", "Record", "append", "ensure_writable", "read_all"]
 
@@ -47,6 +47,8 @@ class Record(_Frozen):
 
     Attributes:
         stopped_at: the target that it was allowed to stop at; None where it used the whole budget in any case.
+        curve: all validations; of a run that diverged, those before.
+        diverged: whether it ended because the loss was no number any more.
         run_s: seconds that it took, validations included, on whatever machine that was.
 
     """
@@ -58,9 +60,16 @@ class Record(_Frozen):
     num_stages: int
     num_micro_batches: int
     stopped_at: float | None
-    curve: tuple[Point, ...] = Field(min_length=1)
+    curve: tuple[Point, ...]
+    diverged: bool = False
     run_s: float
     versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _has_a_curve(self) -> "Record":
+        if not self.curve and not self.diverged:
+            raise ValueError("a run that did not diverge has at least one validation")
+        return self
 
     @property
     def key(self) -> tuple[str, float, int]:

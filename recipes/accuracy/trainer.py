@@ -1,5 +1,6 @@
 """One training, whoever does it: validations as samples go by, until the budget is used up or the target is passed."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class Trainer(Protocol):
     shape: BatchShape
 
     def train_iteration(self, batches: Iterator[MicroBatch]) -> float:
-        """Train one iteration and return the mean loss of its samples."""
+        """Train one iteration and return the mean loss of its samples, NaN on every rank where training has diverged."""
 
     def validate(self) -> Validation:
         """Validate the model that would be used."""
@@ -36,8 +37,8 @@ def train(
     num_samples: int,
     target: float | None,
     say: Callable[[Point], None],
-) -> list[Point]:
-    """Train and return the curve; every rank calls it.
+) -> tuple[list[Point], bool]:
+    """Train and return the curve, and whether training diverged; every rank calls it.
 
     Args:
         trainer: does the work.
@@ -51,10 +52,16 @@ def train(
     curve: list[Point] = []
     done = 0
     for stop in iterations_to_validate(conditions, trainer.shape):
-        losses = [trainer.train_iteration(batches) for _ in range(done, stop)]
+        losses: list[float] = []
+        for _ in range(done, stop):
+            losses.append(trainer.train_iteration(batches))
+            if not math.isfinite(losses[-1]):
+                return curve, True
         done = stop
         found = trainer.validate()
         assert found.accuracy is not None  # only classification comes here
+        if not math.isfinite(found.loss):
+            return curve, True
         curve.append(
             Point(
                 samples=samples_after(done, num_samples, trainer.shape),
@@ -66,7 +73,7 @@ def train(
         say(curve[-1])
         if target is not None and passed_clearly(curve, target):
             break
-    return curve
+    return curve, False
 
 
 def iterations_to_validate(conditions: Conditions, shape: BatchShape) -> list[int]:

@@ -218,6 +218,35 @@ def test_writing_out_defaults_is_fine():
     assert parse(averaging={"rule": "easgd", **defaults}, schedule={"name": "gpipe", "advance": 0}).averaging.rule == "easgd"
 
 
+@pytest.mark.parametrize(
+    ("averaging", "num_pipelines", "limit"),
+    [
+        ({"rule": "easgd", "alpha": 0.9}, 2, "0.6667"),
+        ({"rule": "easgd", "alpha": 0.5}, 3, "0.5"),
+        ({"rule": "sma", "alpha": 0.9, "momentum": 0.9}, 3, "0.7755"),
+        ({"rule": "sma", "alpha": 1}, 2, "0.6667"),
+    ],
+)
+def test_an_alpha_with_which_averaging_diverges(averaging, num_pipelines, limit):
+    (line,) = problems(num_pipelines=num_pipelines, averaging=averaging)
+    assert line.startswith(f"avgpipe.averaging.alpha: expected less than {limit}, since from there on {num_pipelines} pipelines")
+    assert line.endswith(f'or "auto"; got {averaging["alpha"]}')
+
+
+@pytest.mark.parametrize(
+    ("averaging", "num_pipelines"),
+    [
+        ({"rule": "easgd", "alpha": 0.9}, 1),  # there is nothing to average
+        ({"rule": "easgd", "alpha": 0.66}, 2),
+        ({"rule": "easgd"}, 2),
+        ({"rule": "sma", "alpha": 0.9, "momentum": 0.9}, 2),
+        ({"rule": "avgpipe", "alpha": 1}, 8),
+    ],
+)
+def test_an_alpha_with_which_it_does_not(averaging, num_pipelines):
+    assert parse(num_pipelines=num_pipelines, averaging=averaging).averaging.rule == averaging["rule"]
+
+
 def test_all_problems_at_once():
     lines = problems(
         num_pipelines=True,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from avgpipe_ds.averaging.rules import AveragingRule, AvgPipeRule, EASGDRule, SMARule, make_rule
+from avgpipe_ds.averaging.stability import largest_stable_alpha
 from avgpipe_ds.config import AveragingConfig
 
 SHAPES = [(3, 4), (5,), (2, 1, 3)]
@@ -284,3 +285,26 @@ def test_make_rule(settings, rule_type, attributes):
 def test_one_pipeline_gets_no_rule():
     with pytest.raises(ValueError, match="at least 2 pipelines, got 1"):
         make_rule(AveragingConfig(), 1)
+
+
+@pytest.mark.parametrize("num_pipelines", [2, 3, 8])
+@pytest.mark.parametrize(("kind", "momentum"), [("easgd", 0.0), ("sma", 0.3), ("sma", 0.9)])
+def test_averaging_alone_converges_below_the_largest_stable_alpha_and_diverges_above(kind, momentum, num_pipelines):
+    """Models at random places that nothing else moves."""
+    limit = largest_stable_alpha(kind, num_pipelines, momentum)
+    assert limit is not None
+    for alpha, converges in ((0.97 * limit, True), (min(1.0, 1.03 * limit), False)):
+        rule = make_rule(AveragingConfig(rule=kind, alpha=alpha, momentum=momentum), num_pipelines)
+        start(rule)
+        models = [tensors(seed) for seed in range(1, num_pipelines + 1)]
+        for _ in range(400):
+            for model in models:
+                rule.before_step(model, ALL)
+                rule.after_step(model, ALL)
+            rule.finish_iteration()
+        distance = float((flat(rule.reference) - sum(flat(model) for model in models) / num_pipelines).norm())
+        assert (distance < 1e-3) if converges else not distance < 1e3, (alpha, distance)
+
+
+def test_the_rule_of_the_paper_is_stable_whatever_alpha_is():
+    assert largest_stable_alpha("avgpipe", 8) is None

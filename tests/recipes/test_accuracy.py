@@ -101,7 +101,7 @@ def test_select():
         "deepspeed-2x",
         "n3-sma-alpha1/3",
         "n3-sma-alpha0.1",
-        "n3-sma-alpha0.9",
+        "n3-sma-alpha0.4",
     ]
     with pytest.raises(RecipeError, match="'deepspeed-4x' fits no setting. Did you mean 'deepspeed-.x'"):
         select("n2-*,deepspeed-4x")
@@ -204,7 +204,7 @@ class Scripted:
 
 def trained(accuracies, target):
     trainer = Scripted(accuracies)
-    points = train(trainer, iter(()), CONDITIONS, num_samples=10_000, target=target, say=lambda point: None)
+    points, diverged = train(trainer, iter(()), CONDITIONS, num_samples=10_000, target=target, say=lambda point: None)
     return points, trainer
 
 

@@ -192,3 +192,16 @@ def test_data_that_cannot_be(folder, arguments, message):
     with pytest.raises(AssertionError, match=message) as told:
         start("reference", "--output", str(folder / "none.jsonl"), *task, *arguments)
     assert "Traceback" not in str(told.value)
+
+
+def test_a_run_that_diverges_is_written_down_and_the_grid_goes_on(folder):
+    settings = "deepspeed-1x,n2-avgpipe-outer1-alpha1/2"
+    options = ("--settings", settings, "--learning-rates", "1e30,1e-3", "--seeds", "0", "--target", "1")
+    start("run", str(folder / "reference.jsonl"), "--output", str(folder / "diverged.jsonl"), *options, ranks=2)
+    records = read_all([folder / "diverged.jsonl"])
+    assert {(record.setting, record.learning_rate): record.diverged for record in records} == {
+        (setting, rate): rate == 1e30 for setting in settings.split(",") for rate in (1e30, 1e-3)
+    }
+    assert all(len(record.curve) == (0 if record.diverged else 8) for record in records)
+    said = start("summarise", str(folder / "reference.jsonl"), str(folder / "diverged.jsonl"), "--every-rate", "--target", "0.5")
+    assert [line.split("│")[4].strip() for line in said.splitlines() if "1e+30" in line] == ["0 of 1", "0 of 1"]
