@@ -43,15 +43,16 @@ timeline() {
     rm -r "$folder"
 }
 
-# Samples to an accuracy: a reference on one core, then the grid on all of them, one process each.
+# accuracy NAME FRACTION OPTIONS...: samples to that fraction of the reference's accuracy. A reference on one core, then the grid on all
+# of them, one process each.
 accuracy() {
-    local name="$1" length="$2" cores share
+    local name="$1" fraction="$2" cores share
     shift 2
-    python recipes/time_to_accuracy.py reference --output "$RAW/$name-reference.jsonl" --dataset "$name" --max-length "$length" "$@"
+    python recipes/time_to_accuracy.py reference --output "$RAW/$name-reference.jsonl" --dataset "$name" "$@"
     cores="$(nproc)"
     for ((share = 0; share < cores; share++)); do
         deepspeed --num_accelerators 1 --master_port $((29600 + share)) recipes/time_to_accuracy.py run "$RAW/$name-reference.jsonl" \
-            --output "$RAW/$name-runs.jsonl" --share "$share/$cores" &
+            --output "$RAW/$name-runs.jsonl" --target-fraction "$fraction" --share "$share/$cores" &
     done
     wait
 }
@@ -69,6 +70,10 @@ for accelerators in 4 8; do
     # Two samples use half of this accelerator: a larger part of a pass does not depend on the size of the micro-batch.
     measure "emulated-k$accelerators-coarse" "${emulated[@]}" --fixed-ms 9 --contenders "$STRONGEST"
     timeline "emulated-k$accelerators-n3" avgpipe-n3 "${emulated[@]}"
+    # Everything takes twice as long, so what the cores of this machine do beside it weighs half as much.
+    slow=("${emulated[@]}" --fixed-ms 4 --forward-ms 9 --input-ms 9 --weight-ms 9)
+    measure "emulated-k$accelerators-slow" "${slow[@]}" --contenders deepspeed-zero0,avgpipe-n3,avgpipe-n3-advance1,avgpipe-n4
+    timeline "emulated-k$accelerators-slow-n3" avgpipe-n3 "${slow[@]}" --micro-batches "$accelerators"
 done
 measure emulated-k8-n8 deepspeed --num_accelerators 8 "${BENCHMARK[@]}" --pipelines 8 --contenders deepspeed-zero0,avgpipe-n8-shared
 real=(deepspeed --num_accelerators 2 "${BENCHMARK[@]}" --mode real)
@@ -80,6 +85,8 @@ if [ "$(id -u)" -eq 0 ]; then
     for bandwidth in 1gbit 200mbit; do
         cluster=(python launch/cluster.py --hosts 2 --bandwidth "$bandwidth" "${BENCHMARK[@]}" --mode real)
         measure "cluster-$bandwidth" "${cluster[@]}"
+        # The batch of the accuracies below.
+        measure "cluster-$bandwidth-b16" "${cluster[@]}" --batch 16 --contenders "$STRONGEST,avgpipe-n1-advance1,avgpipe-n2-shared"
         # The paper's Figure 7: two stages, eight micro-batches, three orders.
         for row in avgpipe-n1 avgpipe-n1-gpipe avgpipe-n1-advance1; do
             timeline "cluster-$bandwidth-$row" "$row" "${cluster[@]}" --micro-batches 8
@@ -89,6 +96,6 @@ if [ "$(id -u)" -eq 0 ]; then
 else
     echo "== not root: no emulated clusters"
 fi
-accuracy rotten-tomatoes 32
-accuracy 20newsgroups 64 --max-samples 9600 --eval-every 640
+accuracy rotten-tomatoes 0.95 --max-length 32
+accuracy 20newsgroups 0.9 --max-length 48 --eval-every 480 --learning-rates 1e-4,2e-4,4e-4
 python recipes/report.py README.md docs/benchmarks/README.md
