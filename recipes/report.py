@@ -26,11 +26,13 @@ MAKERS: dict[str, Maker] = {
     "tried": tried,
     "bubbles": bubbles,
     "costs": costs,
-    "accuracy": accuracy(0.95),
-    "accuracy-high": accuracy(0.98),
+    "accuracy-95": accuracy(0.95),
+    "accuracy-90": accuracy(0.90),
+    "rates-95": accuracy(0.95, every_rate=True),
+    "rates-90": accuracy(0.90, every_rate=True),
 }
 
-DRAWERS: dict[str, Drawer] = {"speed": bars, "accuracy": curves(0.95)}
+DRAWERS: dict[str, Drawer] = {"speed": bars, "accuracy-95": curves(0.95), "accuracy-90": curves(0.90)}
 
 
 def main(

@@ -13,7 +13,7 @@ from accuracy.analysis import BASE, Comparison
 from accuracy.records import Conditions
 from accuracy.settings import SETTINGS
 
-__all__ = ["as_json", "cells", "columns", "comparison_table", "read_speeds", "reference_table", "remarks"]
+__all__ = ["as_json", "cells", "columns", "comparison_table", "read_speeds", "reference_table", "remarks", "time_ratio"]
 
 _CONTENDERS = {setting.name: setting.contender for setting in SETTINGS}
 

@@ -1,12 +1,13 @@
 """Tables of what `time_to_accuracy.py` found, alone and with the speeds that `benchmark.py` measured."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from accuracy.analysis import attempts, compare
 from accuracy.records import read_all
-from accuracy.report import cells, columns, remarks
+from accuracy.report import cells, columns, remarks, time_ratio
 from accuracy.target import target_accuracy
 
 from pages.blocks import Maker
@@ -15,19 +16,30 @@ from pages.markdown import table
 __all__ = ["accuracy"]
 
 
-def accuracy(fraction: float) -> Maker:
+def accuracy(fraction: float, *, every_rate: bool = False) -> Maker:
     """What makes a table of samples to `fraction` of the reference's accuracy, and of seconds if speeds are among the files.
 
     Its files are runs (.jsonl) and results of the benchmark (.json), of which the first is of batch B, others of multiples of it.
+    With speeds it has the settings whose speed is known.
+
+    Args:
+        fraction: of the reference's best accuracy.
+        every_rate: a row for each learning rate, not only for the best.
+
     """
 
     def make(files: list[Path]) -> str:
         records = read_all(file for file in files if file.suffix == ".jsonl")
         speeds = _speeds([file for file in files if file.suffix == ".json"])
         goal = target_accuracy(records, fraction)
-        rows = [cells(row, speeds) for row in compare(attempts(records, goal))]
+        rows = compare(attempts(records, goal), every_rate=every_rate)
+        if every_rate:
+            rows = sorted(rows, key=lambda row: (row.attempt.setting, row.attempt.learning_rate))
+        if speeds:
+            rows = [row for row in rows if not math.isnan(time_ratio(row, speeds))]
         text = f"Target: {goal:.4f}, {fraction:.0%} of the reference's best accuracy.\n\n"
-        return text + table(columns(speeds), rows) + "\n\n" + "\n".join(remarks(records[0].conditions, goal))
+        cut = [cells(row, speeds) for row in rows]
+        return text + table(columns(speeds), cut) + "\n\n" + "\n".join(remarks(records[0].conditions, goal))
 
     return make
 

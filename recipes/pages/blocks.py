@@ -16,8 +16,8 @@ __all__ = ["Maker", "blocks", "refresh"]
 Maker = Callable[[list[Path]], str]
 """Markdown of raw results."""
 
-_BLOCK = re.compile(r"^<!-- (?P<maker>[a-z-]+): (?P<files>[^>]+?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
-_OPENING = re.compile(r"^<!-- [a-z-]+: [^>]+ -->$", re.MULTILINE)
+_BLOCK = re.compile(r"^<!-- (?P<maker>[a-z0-9-]+): (?P<files>[^>]+?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_OPENING = re.compile(r"^<!-- [a-z0-9-]+: [^>]+ -->$", re.MULTILINE)
 
 
 def blocks(page: str, folder: Path) -> Iterator[tuple[str, list[Path]]]:

@@ -129,11 +129,11 @@ def test_costs_of_each_stage(tmp_path: Path) -> None:
     ]
 
 
-def curve(setting: str, seed: int, accuracies: list[float]) -> str:
+def curve(setting: str, seed: int, accuracies: list[float], rate: float = 1e-4) -> str:
     conditions = {"model": "m", "dataset": "d", "max_length": 32, "batch_size": 16, "max_samples": 1600, "eval_every": 320}
     conditions |= {"warmup_samples": 0, "validation_samples": 800}
     points = [{"samples": 320 * (i + 1), "accuracy": a, "loss": 1.0, "training_loss": 1.0} for i, a in enumerate(accuracies)]
-    run = {"setting": setting, "learning_rate": 1e-4, "seed": seed, "conditions": conditions, "num_stages": 1}
+    run = {"setting": setting, "learning_rate": rate, "seed": seed, "conditions": conditions, "num_stages": 1}
     return json.dumps(run | {"num_micro_batches": 1, "stopped_at": None, "curve": points, "run_s": 1.0, "versions": {}})
 
 
@@ -149,7 +149,7 @@ def test_time_to_accuracy_multiplies_samples_by_speed(tmp_path: Path) -> None:
     )
     two = saved(tmp_path, "b32.json", result(BASE | {"seconds_per_sample": 0.015}))
     two.write_text(two.read_text().replace('"batch": 32', '"batch": 64'))
-    text = MAKERS["accuracy"]([runs, one, two])
+    text = MAKERS["accuracy-95"]([runs, one, two])
     found = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines(text)[2:]}
     assert "Target: 0.7600" in text
     assert found["deepspeed-1x"][-2:] == [f"{0.02 * float(found['deepspeed-1x'][3]):.0f}", "1.00"]
@@ -157,6 +157,23 @@ def test_time_to_accuracy_multiplies_samples_by_speed(tmp_path: Path) -> None:
     samples = [float(found[name][3]) for name in ("deepspeed-1x", "n2-avgpipe-outer1-alpha1/2")]
     assert samples[1] < samples[0]
     assert float(found["n2-avgpipe-outer1-alpha1/2"][-1]) == pytest.approx(samples[1] / samples[0] / 2, abs=0.005)
+    assert "reference" not in found, "nobody has measured its speed"
+
+
+def test_every_learning_rate(tmp_path: Path) -> None:
+    runs = tmp_path / "runs.jsonl"
+    slow, fast = [0.2, 0.4, 0.8, 0.8, 0.8, 0.8], [0.2, 0.8, 0.8, 0.8, 0.8, 0.8]
+    tried = [
+        ("reference", 1e-4, slow),
+        ("deepspeed-1x", 2e-4, fast),
+        ("deepspeed-1x", 1e-4, slow),
+        ("deepspeed-1x", 4e-4, fast[:1]),
+    ]
+    runs.write_text("\n".join(curve(name, 0, points, rate) for name, rate, points in tried))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines(MAKERS["rates-90"]([runs]))[2:]]
+    found = [(row[0], row[1], row[-1]) for row in rows if row and row[0] == "deepspeed-1x"]
+    assert found[1] == ("deepspeed-1x", "0.0002", "1.00") and found[2] == ("deepspeed-1x", "0.0004", "never")
+    assert found[0][1] == "0.0001" and float(found[0][2]) > 1
 
 
 PAGE = "# Title\n\n<!-- one: a b/c -->\nold\n<!-- end -->\nkept\n<!-- two: a -->\n<!-- end -->\n"
@@ -193,7 +210,7 @@ def test_a_page_gets_its_plots(tmp_path: Path) -> None:
     (raw / "reference.jsonl").write_text(curve("reference", 0, [0.5, 0.8]))
     page = saved(tmp_path, "page.md", "")
     page.write_text(
-        "<!-- speed: raw/k4.json -->\n<!-- end -->\n<!-- accuracy: raw/reference.jsonl -->\n<!-- end -->\n", encoding="utf-8"
+        "<!-- speed: raw/k4.json -->\n<!-- end -->\n<!-- accuracy-95: raw/reference.jsonl -->\n<!-- end -->\n", encoding="utf-8"
     )
     main([page], check=False)
     bars = (tmp_path / "plots/k4.svg").read_text()
