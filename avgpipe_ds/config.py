@@ -169,11 +169,11 @@ def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 def _unstable(averaging: Mapping[str, Any], num_pipelines: Any) -> str | None:
     """What is wrong with an alpha that makes averaging diverge by itself."""
     rule, alpha, momentum = averaging.get("rule", "avgpipe"), averaging.get("alpha", "auto"), averaging.get("momentum", 0.0)
-    if rule not in _RULES_USING["momentum"] and rule != "easgd":
+    if rule not in ("avgpipe", "easgd", "sma") or not _is_number(alpha) or not _is_number(momentum):
         return None
-    if not _is_number(alpha) or not _is_number(momentum) or not isinstance(num_pipelines, int) or num_pipelines < 2:
+    if not isinstance(num_pipelines, int) or num_pipelines < 2:
         return None
-    limit = largest_stable_alpha(rule, num_pipelines, momentum if rule == "sma" else 0.0)
+    limit = largest_stable_alpha(rule, num_pipelines, momentum)
     if limit is None or alpha < limit:
         return None
     return (

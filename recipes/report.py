@@ -28,7 +28,6 @@ MAKERS: dict[str, Maker] = {
     "costs": costs,
     "accuracy-95": accuracy(0.95),
     "accuracy-90": accuracy(0.90),
-    "rates-95": accuracy(0.95, every_rate=True),
     "rates-90": accuracy(0.90, every_rate=True),
 }
 

@@ -17,15 +17,16 @@ __all__ = ["largest_stable_alpha"]
 
 
 def largest_stable_alpha(rule: str, num_pipelines: int, momentum: float = 0.0) -> float | None:
-    """The alpha from which on models that nothing else moves diverge; None if there is none up to 1.
+    """The least alpha with which models that nothing else moves diverge; None if no alpha up to 1 does.
 
     Args:
         rule: "avgpipe", "easgd" or "sma".
         num_pipelines: N, at least 2.
-        momentum: mu, of "sma".
+        momentum: mu, in [0, 1); only "sma" has one.
 
     """
     if rule == "avgpipe":
         return None
+    momentum = momentum if rule == "sma" else 0.0
     limit = 2 * (1 + momentum) / (1 + num_pipelines + momentum)
     return limit if limit <= 1 else None

@@ -43,7 +43,7 @@ class EngineTrainer:
         except NonFiniteLoss:
             return math.nan
         except RemoteError as error:  # the last stage looks at the loss, the others hear of it
-            if NonFiniteLoss.__name__ not in str(error):
+            if not error.text.startswith(NonFiniteLoss.__name__):
                 raise
             return math.nan
 

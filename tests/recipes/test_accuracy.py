@@ -205,6 +205,7 @@ class Scripted:
 def trained(accuracies, target):
     trainer = Scripted(accuracies)
     points, diverged = train(trainer, iter(()), CONDITIONS, num_samples=10_000, target=target, say=lambda point: None)
+    assert not diverged
     return points, trainer
 
 
