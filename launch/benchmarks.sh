@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every measurement of docs/benchmarks, one after the other, on a machine that does nothing else; it takes hours.
+# Every measurement of docs/benchmarks, one after the other, on a machine that does nothing else; it takes days, most of them
+# for time to accuracy.
 #
 #   bash launch/benchmarks.sh            # what is in docs/benchmarks/raw already is kept: remove it to measure anew
 #
@@ -22,8 +23,7 @@ measure() {
         return
     fi
     echo "== $* --output $result"
-    "$@" --output "$result.part"
-    mv "$result.part" "$result"
+    "$@" --output "$result" # written at the end, in one go
 }
 
 # timeline NAME ROW COMMAND...: runs it once with --trace, and keeps the timetable and the shares of time of that row.

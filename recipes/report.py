@@ -17,6 +17,7 @@ from pages.bubbles import bubbles
 from pages.costs import costs
 from pages.plots import Drawer, bars, curves
 from pages.speed import means, rivals, setup, speed, tried
+from pages.times import times
 
 MAKERS: dict[str, Maker] = {
     "speed": speed,
@@ -28,6 +29,8 @@ MAKERS: dict[str, Maker] = {
     "costs": costs,
     "accuracy-95": accuracy(0.95),
     "accuracy-90": accuracy(0.90),
+    "times-95": times(0.95),
+    "times-90": times(0.90),
     "rates-90": accuracy(0.90, every_rate=True),
 }
 

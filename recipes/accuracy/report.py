@@ -13,9 +13,20 @@ from accuracy.analysis import BASE, Comparison
 from accuracy.records import Conditions
 from accuracy.settings import SETTINGS
 
-__all__ = ["as_json", "cells", "columns", "comparison_table", "read_speeds", "reference_table", "remarks", "time_ratio"]
+__all__ = [
+    "CONTENDERS",
+    "as_json",
+    "cells",
+    "columns",
+    "comparison_table",
+    "read_speeds",
+    "reference_table",
+    "remarks",
+    "time_ratio",
+]
 
-_CONTENDERS = {setting.name: setting.contender for setting in SETTINGS}
+#: Whose speed a setting has, by its name.
+CONTENDERS = {setting.name: setting.contender for setting in SETTINGS}
 
 
 def reference_table(accuracies: Mapping[float, float], target: float) -> Table:
@@ -81,21 +92,21 @@ def read_speeds(file: Path) -> dict[str, float]:
         RecipeError: it is no such file, or the contender that the others are compared with is not in it.
 
     """
-    expected = f'{{"{_CONTENDERS[BASE]}": 0.021, "avgpipe-n2": 0.012, ...}}, seconds per sample by contender'
+    expected = f'{{"{CONTENDERS[BASE]}": 0.021, "avgpipe-n2": 0.012, ...}}, seconds per sample by contender'
     try:
         speeds = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RecipeError(f"--seconds-per-sample {file}: expected {expected}; {error}.") from error
     if not isinstance(speeds, dict) or not all(_is_speed(value) for value in speeds.values()):
         raise RecipeError(f"--seconds-per-sample {file}: expected {expected}; got {speeds!r}.")
-    if _CONTENDERS[BASE] not in speeds:
-        raise RecipeError(f"--seconds-per-sample {file}: expected {expected}; got no {_CONTENDERS[BASE]!r}, only {list(speeds)}.")
+    if CONTENDERS[BASE] not in speeds:
+        raise RecipeError(f"--seconds-per-sample {file}: expected {expected}; got no {CONTENDERS[BASE]!r}, only {list(speeds)}.")
     return speeds
 
 
 def time_s(row: Comparison, speeds: Mapping[str, float]) -> float:
     """Return the seconds to the target; NaN where the contender's speed is not known."""
-    return row.attempt.median_samples * speeds.get(_CONTENDERS.get(row.attempt.setting, ""), math.nan)
+    return row.attempt.median_samples * speeds.get(CONTENDERS.get(row.attempt.setting, ""), math.nan)
 
 
 def time_ratio(row: Comparison, speeds: Mapping[str, float]) -> float:
@@ -131,8 +142,8 @@ def as_json(rows: Iterable[Comparison], speeds: Mapping[str, float], *, conditio
 
 def _slowness(row: Comparison, speeds: Mapping[str, float]) -> float:
     """Return its seconds per sample as a multiple of the base's; NaN where one of them is not known."""
-    contender = _CONTENDERS.get(row.attempt.setting, "")
-    return speeds.get(contender, math.nan) / speeds.get(_CONTENDERS[BASE], math.nan)
+    contender = CONTENDERS.get(row.attempt.setting, "")
+    return speeds.get(contender, math.nan) / speeds.get(CONTENDERS[BASE], math.nan)
 
 
 def _is_speed(value: object) -> bool:

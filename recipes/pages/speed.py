@@ -50,13 +50,15 @@ def setup(files: list[Path]) -> str:
 
 
 def means(files: list[Path]) -> str:
-    """How each contender did over several measurements: the geometric mean of its median ratios, and each of them."""
+    """How each contender did over several measurements: its median ratios, and their geometric mean if it took part in all."""
     every = _read(files)
     names = dict.fromkeys(_name(row) for found in every for row in found["rows"])
     by_name = {name: [_ratio(found, name) for found in every] for name in names}
-    complete = {name: ratios for name, ratios in by_name.items() if None not in ratios}
-    order = sorted(complete, key=lambda name: -_geometric_mean(complete[name]))
-    rows = [[name, f"{_geometric_mean(complete[name]):.2f}", *(f"{ratio:.2f}" for ratio in complete[name])] for name in order]
+    order = sorted(names, key=lambda name: (None in by_name[name], -_geometric_mean(by_name[name])))
+    rows = []
+    for name in order:
+        mean = "-" if None in by_name[name] else f"{_geometric_mean(by_name[name]):.2f}"
+        rows.append([name, mean, *("-" if ratio is None else f"{ratio:.2f}" for ratio in by_name[name])])
     return table(["times DeepSpeed 1F1B", "geometric mean", *(file.stem for file in files)], rows)
 
 

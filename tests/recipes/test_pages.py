@@ -64,7 +64,7 @@ def test_emulated_accelerators_have_a_busy_share(tmp_path: Path) -> None:
     assert head.endswith("busy |") and only.endswith("| 65.5% |")
 
 
-def test_means_are_geometric_and_of_those_that_took_part_everywhere(tmp_path: Path) -> None:
+def test_means_are_geometric_where_all_measurements_have_the_row(tmp_path: Path) -> None:
     files = [
         saved(tmp_path, "k4.json", result(BASE, OURS, row("zbv", [1.0], [1.5]))),
         saved(tmp_path, "k8.json", result(BASE, row("avgpipe-n2", [1.0], [8.0], num_pipelines=2))),
@@ -74,6 +74,7 @@ def test_means_are_geometric_and_of_those_that_took_part_everywhere(tmp_path: Pa
         "| --- | ---: | ---: | ---: |",
         "| **AVGPIPE-N2** | 4.00 | 2.00 | 8.00 |",
         "| DEEPSPEED-1F1B | 1.00 | 1.00 | 1.00 |",
+        "| ZBV | - | 1.50 | - |",
     ]
 
 
@@ -142,22 +143,29 @@ def test_time_to_accuracy_multiplies_samples_by_speed(tmp_path: Path) -> None:
     runs = tmp_path / "runs.jsonl"
     settings = [("reference", slow), ("deepspeed-1x", slow), ("deepspeed-2x", slow), ("n2-avgpipe-outer1-alpha1/2", fast)]
     runs.write_text("\n".join(curve(name, seed, points) for name, points in settings for seed in (0, 1)))
-    one = saved(
-        tmp_path,
-        "b16.json",
-        result(BASE | {"seconds_per_sample": 0.02}, OURS | {"seconds_per_sample": 0.01}),
-    )
-    two = saved(tmp_path, "b32.json", result(BASE | {"seconds_per_sample": 0.015}))
-    two.write_text(two.read_text().replace('"batch": 32', '"batch": 64'))
-    text = MAKERS["accuracy-95"]([runs, one, two])
-    found = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines(text)[2:]}
-    assert "Target: 0.7600" in text
-    assert found["deepspeed-1x"][-2:] == [f"{0.02 * float(found['deepspeed-1x'][3]):.0f}", "1.00"]
-    assert float(found["deepspeed-2x"][-1]) == pytest.approx(0.75)
-    samples = [float(found[name][3]) for name in ("deepspeed-1x", "n2-avgpipe-outer1-alpha1/2")]
-    assert samples[1] < samples[0]
-    assert float(found["n2-avgpipe-outer1-alpha1/2"][-1]) == pytest.approx(samples[1] / samples[0] / 2, abs=0.005)
-    assert "reference" not in found, "nobody has measured its speed"
+    zero_bubble = row("torch-zbv", [1.0, 0.8], [1.6, 2.0], seconds_per_sample=0.012)
+    files = [
+        runs,
+        saved(
+            tmp_path,
+            "k4.json",
+            result(BASE | {"seconds_per_sample": 0.02}, OURS | {"seconds_per_sample": 0.01}, zero_bubble),
+        ),
+        saved(tmp_path, "k4-twice.json", result(BASE | {"seconds_per_sample": 0.015})),
+        saved(tmp_path, "k8.json", result(BASE | {"seconds_per_sample": 0.02}, OURS | {"seconds_per_sample": 0.04})),
+    ]
+    files[2].write_text(files[2].read_text().replace('"batch": 32', '"batch": 64'))
+    ratio = float(lines(MAKERS["accuracy-95"]([runs]))[-1].split("|")[6])
+    assert 0 < ratio < 1
+    head, _, *rows = lines(MAKERS["times-95"](files))
+    assert head == "| who (samples) | k4 | k8 |"
+    found = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in rows)}
+    ours = found[f"n2-avgpipe-outer1-alpha1/2 ({ratio:.2f})"]
+    assert [float(cell.split()[0]) for cell in ours] == pytest.approx([ratio / 2, ratio * 2], abs=0.015), "the ratio is rounded"
+    assert found["deepspeed-2x (1.00)"] == ["0.75 (0.75 .. 0.75)", "-"]
+    assert found["TORCH-ZBV (1)"] == ["0.50 (0.50 .. 0.62)", "-"], "it trains what DeepSpeed's pipeline trains"
+    assert len(found) == 3, "neither the base nor one whose speed nobody has measured"
+    assert list(found)[0].startswith("n2"), "the first one there comes first"
 
 
 def test_every_learning_rate(tmp_path: Path) -> None:
