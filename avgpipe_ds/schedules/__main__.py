@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from avgpipe_ds.schedules.costs import StageCosts
 from avgpipe_ds.schedules.plans import SCHEDULE_NAMES, plan_all_stages
 from avgpipe_ds.schedules.simulate import simulate, timetable
 from avgpipe_ds.schedules.validate import validate
@@ -28,9 +29,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     settings = {
         "num_pipelines": options.pipelines,
-        "forward_s": options.forward,
-        "backward_s": options.backward,
-        "message_s": options.message,
         "barrier": options.barrier,
         "blocking_sends": options.blocking_sends,
     }
@@ -39,8 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
             options.schedule, num_stages=options.stages, num_micro_batches=options.micro_batches, advance=options.advance
         )
         validate(plans)
-        drawn = simulate(plans, num_iterations=options.iterations, **settings)
-        steady = simulate(plans, **settings)
+        costs = StageCosts.uniform(forward_s=options.forward, backward_s=options.backward, message_s=options.message)
+        drawn = simulate(plans, costs, num_iterations=options.iterations, **settings)
+        steady = simulate(plans, costs, **settings)
     except ValueError as error:
         parser.error(str(error))
     print(timetable(drawn))

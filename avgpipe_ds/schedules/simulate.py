@@ -1,9 +1,9 @@
 """Checks plans before they run, and predicts how N pipelines over the same stages will run.
 
-The simulator follows the executor's rules: a stage computes one thing at a time; a computation can start when the message that
-it needs has arrived; among those that can start, `priority` chooses; optimizer steps are taken in the order (iteration,
-pipeline), so that no pipeline steps iteration t+1 before all have stepped t; beyond that pipelines never wait for each other.
-What it leaves out: messages do not compete for a link, and a step takes no time and waits for no other stage.
+The simulator follows the executor's rules: a stage does one thing at a time; a computation can start when the message that
+it needs has arrived; among those that can start, `priority` chooses; optimizer steps go before all computation and are taken in
+the order (iteration, pipeline), so that no pipeline steps iteration t+1 before all have stepped t; beyond that pipelines never
+wait for each other.
 
 Time is counted in whole nanoseconds inside: sums of floats would break ties by their rounding errors.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from avgpipe_ds.errors import ScheduleError
 from avgpipe_ds.schedules.actions import Action, Kind
+from avgpipe_ds.schedules.costs import StageCosts
 from avgpipe_ds.schedules.plans import Plan, peak_stored
 from avgpipe_ds.schedules.priority import priority as default_priority
 from avgpipe_ds.schedules.timetable import plan_grid, time_grid
@@ -24,6 +25,7 @@ from avgpipe_ds.schedules.validate import validate
 __all__ = ["Event", "Simulation", "simulate", "timetable", "validate"]
 
 _NS_PER_S = 1_000_000_000
+_UNIFORM = StageCosts()
 Priority = Callable[..., tuple[int, ...]]
 
 
@@ -51,7 +53,7 @@ class Simulation:
         seconds_per_iteration: in steady state. An iteration is one batch of each of the N pipelines.
         busy_fraction: per stage, the part of the steady state that it computes.
         peak_stored: per stage, the most micro-batches of one pipeline whose activations are kept at a time.
-        events: every computation, in order of start.
+        events: every computation, in order of start; optimizer steps are not among them.
 
     """
 
@@ -67,27 +69,28 @@ class Simulation:
 
 def simulate(
     plans: Sequence[Plan],
+    costs: StageCosts | Sequence[StageCosts] = _UNIFORM,
     *,
     num_pipelines: int = 1,
     num_iterations: int = 16,
-    forward_s: float = 1.0,
-    backward_s: float = 2.0,
-    message_s: float = 0.2,
     barrier: bool = False,
     blocking_sends: bool = False,
+    shared_links: bool = False,
+    clipping: bool = False,
     priority: Priority = default_priority,
 ) -> Simulation:
     """Run `num_pipelines` pipelines through the same plans.
 
     Args:
         plans: one plan per stage, the same for every pipeline; valid ones, see `validate`.
+        costs: seconds of each stage, or of all.
         num_pipelines: N.
         num_iterations: 3 or more give figures of the steady state: those of the first quarter and of the last are left out.
-        forward_s: seconds of one forward, the same on every stage.
-        backward_s: seconds of one backward.
-        message_s: seconds from the end of a computation to the arrival of its result at the neighbour.
         barrier: on every stage all pipelines wait for each other at the end of an iteration.
         blocking_sends: a stage computes nothing while it sends.
+        shared_links: the messages of one direction of a link go one after the other, as where its bandwidth is what takes the
+            time; otherwise they do not disturb each other.
+        clipping: a step waits until all stages have done the backwards of its batch, for the norm of all gradients.
         priority: the executor's, or another one to compare it with.
 
     Raises:
@@ -97,16 +100,18 @@ def simulate(
     """
     if num_pipelines < 1 or num_iterations < 1:
         raise ValueError(f"expected at least 1 pipeline and 1 iteration, got {num_pipelines} and {num_iterations}")
-    if forward_s <= 0 or backward_s <= 0 or message_s < 0:
-        raise ValueError(f"times must be above 0 (a message: at least 0), got {forward_s}, {backward_s}, {message_s}")
+    per_stage = [costs] * len(plans) if isinstance(costs, StageCosts) else list(costs)
+    if len(per_stage) != len(plans):
+        raise ValueError(f"expected costs of {len(plans)} stages, got {len(per_stage)}")
     run = _Run(
         plans=plans,
+        costs_ns=[_CostsNs.of(stage) for stage in per_stage],
         num_pipelines=num_pipelines,
         num_iterations=num_iterations,
-        compute_ns={"F": max(1, round(forward_s * _NS_PER_S)), "B": max(1, round(backward_s * _NS_PER_S))},
-        message_ns=round(message_s * _NS_PER_S),
         barrier=barrier,
         blocking_sends=blocking_sends,
+        shared_links=shared_links,
+        clipping=clipping,
         priority=priority,
     )
     run.run()
@@ -130,6 +135,26 @@ def timetable(schedule: Simulation | Sequence[Plan]) -> str:
     return plan_grid(schedule)
 
 
+@dataclass(frozen=True, slots=True)
+class _CostsNs:
+    """A stage's costs in whole nanoseconds; those of messages by what was computed before them."""
+
+    compute: dict[Kind, int]
+    message: dict[Kind, int]
+    step: int
+
+    @classmethod
+    def of(cls, costs: StageCosts) -> _CostsNs:
+        def ns(seconds: float) -> int:
+            return round(seconds * _NS_PER_S)
+
+        return cls(
+            compute={"F": max(1, ns(costs.forward_s)), "B": max(1, ns(costs.backward_s))},
+            message={"F": ns(costs.activation_s), "B": ns(costs.gradient_s)},
+            step=ns(costs.step_s),
+        )
+
+
 @dataclass(slots=True)
 class _Stream:
     """Where one pipeline stands on one stage: the next action is `plan[position]` of the batch of `iteration`."""
@@ -145,25 +170,29 @@ class _Run:
         self,
         *,
         plans: Sequence[Plan],
+        costs_ns: Sequence[_CostsNs],
         num_pipelines: int,
         num_iterations: int,
-        compute_ns: dict[Kind, int],
-        message_ns: int,
         barrier: bool,
         blocking_sends: bool,
+        shared_links: bool,
+        clipping: bool,
         priority: Priority,
     ) -> None:
         self.plans = plans
+        self.costs_ns = costs_ns
         self.num_pipelines = num_pipelines
         self.num_iterations = num_iterations
-        self.compute_ns = compute_ns
-        self.message_ns = message_ns
         self.barrier = barrier
         self.blocking_sends = blocking_sends
+        self.shared_links = shared_links
+        self.clipping = clipping
         self.priority = priority
         self.streams = [[_Stream() for _ in range(num_pipelines)] for _ in plans]
         self.steps_taken = [0] * len(plans)
         self.free_ns = [0] * len(plans)
+        self.link_free_ns: dict[tuple[int, int], int] = {}
+        self.computed_ns: dict[tuple[int, int], list[int]] = {}
         self.arrival_ns: dict[tuple[int, int, int, Kind, int], int] = {}
         self.wakeups = [(0, stage_id) for stage_id in range(len(plans))]
         self.events: list[Event] = []
@@ -174,7 +203,8 @@ class _Run:
             now, stage_id = heapq.heappop(self.wakeups)
             if now < self.free_ns[stage_id]:
                 continue  # it will wake up when it is free
-            self._take_steps(stage_id)
+            if self._take_steps(stage_id, now):
+                continue
             runnable = list(self._runnable(stage_id, now))
             if runnable:
                 _, pipeline_id = min(runnable)
@@ -182,15 +212,21 @@ class _Run:
         if any(stream.iteration < self.num_iterations for streams in self.streams for stream in streams):
             raise ScheduleError(self._deadlock_text())
 
-    def _take_steps(self, stage_id: int) -> None:
-        """Take the optimizer steps that are due, in the order (iteration, pipeline)."""
+    def _take_steps(self, stage_id: int, now: int) -> bool:
+        """Take the optimizer steps that are due, in the order (iteration, pipeline); whether they take time."""
         while True:
             iteration, pipeline_id = divmod(self.steps_taken[stage_id], self.num_pipelines)
             stream = self.streams[stage_id][pipeline_id]
             if stream.iteration >= self.num_iterations or stream.position < len(self.plans[stage_id]):
-                return
+                return False
+            if self.clipping and not self._computed_everywhere((iteration, pipeline_id), now):
+                return False
             stream.iteration, stream.position = iteration + 1, 0
             self.steps_taken[stage_id] += 1
+            step_ns = self.costs_ns[stage_id].step
+            if step_ns > 0:
+                self._busy_until(stage_id, now + step_ns)
+                return True
 
     def _runnable(self, stage_id: int, now: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """Yield (priority, pipeline) of what could start now."""
@@ -216,15 +252,13 @@ class _Run:
         """Compute the next action of a pipeline, and send its result on."""
         stream = self.streams[stage_id][pipeline_id]
         action = self.plans[stage_id][stream.position]
-        end = free = now + self.compute_ns[action.kind]
+        end = free = now + self.costs_ns[stage_id].compute[action.kind]
         target = _neighbour(stage_id, action.kind, +1, len(self.plans))
         if target is not None:
-            arrival = end + self.message_ns
+            arrival = self._send(stage_id, target, action.kind, end)
             self.arrival_ns[stage_id, pipeline_id, stream.iteration, action.kind, action.micro_batch] = arrival
-            heapq.heappush(self.wakeups, (arrival, target))
             free = arrival if self.blocking_sends else end
-        self.free_ns[stage_id] = free
-        heapq.heappush(self.wakeups, (free, stage_id))
+        self._busy_until(stage_id, free)
         self.events.append(
             Event(
                 stage_id=stage_id,
@@ -236,6 +270,28 @@ class _Run:
             )
         )
         stream.position += 1
+        if stream.position == len(self.plans[stage_id]):
+            ends = self.computed_ns.setdefault((stream.iteration, pipeline_id), [])
+            ends.append(end)
+            if self.clipping and len(ends) == len(self.plans):
+                for other in range(len(self.plans)):
+                    heapq.heappush(self.wakeups, (max(ends), other))
+
+    def _computed_everywhere(self, batch: tuple[int, int], now: int) -> bool:
+        ends = self.computed_ns.get(batch, [])
+        return len(ends) == len(self.plans) and max(ends) <= now
+
+    def _send(self, source: int, target: int, kind: Kind, ready: int) -> int:
+        """When a message that is ready at `ready` arrives at its target, which is to look for work then."""
+        start = max(ready, self.link_free_ns.get((source, target), 0)) if self.shared_links else ready
+        arrival = start + self.costs_ns[source].message[kind]
+        self.link_free_ns[source, target] = arrival
+        heapq.heappush(self.wakeups, (arrival, target))
+        return arrival
+
+    def _busy_until(self, stage_id: int, end: int) -> None:
+        self.free_ns[stage_id] = end
+        heapq.heappush(self.wakeups, (end, stage_id))
 
     def _deadlock_text(self) -> str:
         """What each stage waits for, and where."""

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from avgpipe_ds.errors import ScheduleError
 from avgpipe_ds.schedules.__main__ import main
 from avgpipe_ds.schedules.actions import Action
+from avgpipe_ds.schedules.costs import StageCosts
 from avgpipe_ds.schedules.plans import Plan, forward_only_plan, plan_all_stages
 from avgpipe_ds.schedules.simulate import Simulation, simulate, timetable, validate
 
+FREE = StageCosts.uniform(message_s=0.0)
 SETTINGS = [(2, 4), (4, 4), (4, 8), (8, 8)]
 
 
@@ -32,7 +34,7 @@ def mean_busy(simulation: Simulation) -> float:
 
 def test_golden_timetable():
     """Messages of a third of a forward; a cell of three columns is one second."""
-    drawn = simulate(one_f_one_b(2, 3), num_iterations=1, message_s=1 / 3)
+    drawn = simulate(one_f_one_b(2, 3), StageCosts.uniform(message_s=1 / 3), num_iterations=1)
     expected = """\
         stage 0  F0 F1 ........B0--- F2 B1--- .....B2---
         stage 1  ....F0 B0--- F1 B1--- ..F2 B2--- ......."""
@@ -43,7 +45,7 @@ def test_golden_timetable():
 
 def test_golden_timetable_of_two_pipelines():
     """While pipeline 0 waits, pipeline 1 computes; labels start with the pipeline."""
-    drawn = simulate(one_f_one_b(2, 2), num_pipelines=2, num_iterations=1, message_s=0.0)
+    drawn = simulate(one_f_one_b(2, 2), FREE, num_pipelines=2, num_iterations=1)
     expected = """\
         stage 0  0F0 0F1 1F0 1F1 0B0---- ....0B1---- ....1B0---- ....1B1----
         stage 1  ....0F0 0B0---- 0F1 0B1---- 1F0 1B0---- 1F1 1B1---- ........"""
@@ -79,7 +81,7 @@ def test_every_schedule_runs(K, M, a, N, barrier, blocking_sends):
 @given(st.integers(1, 6), st.integers(1, 8))
 def test_bubble_of_one_pipeline(K, M):
     """With free messages 1F1B idles (K-1)/(M+K-1) of the time."""
-    result = simulate(one_f_one_b(K, M), message_s=0.0)
+    result = simulate(one_f_one_b(K, M), FREE)
     assert result.seconds_per_iteration == pytest.approx(3 * (M + K - 1))
     for busy in result.busy_fraction:
         assert 1 - busy == pytest.approx((K - 1) / (M + K - 1))
@@ -145,9 +147,9 @@ OTHER_ORDERS = {
 def test_no_other_order_is_better(name, message_s, backward_s):
     for K, M in SETTINGS:
         for N in (1, 2, 3):
-            times = {"num_pipelines": N, "message_s": message_s, "backward_s": backward_s}
-            ours = mean_busy(simulate(one_f_one_b(K, M), **times))
-            other = mean_busy(simulate(one_f_one_b(K, M), priority=OTHER_ORDERS[name], **times))
+            costs = StageCosts.uniform(message_s=message_s, backward_s=backward_s)
+            ours = mean_busy(simulate(one_f_one_b(K, M), costs, num_pipelines=N))
+            other = mean_busy(simulate(one_f_one_b(K, M), costs, num_pipelines=N, priority=OTHER_ORDERS[name]))
             assert ours >= other - 0.005, (K, M, N)
 
 
@@ -161,7 +163,7 @@ def test_time_of_advance_forward(K, M, a, f, b, m):
 
     def makespan(name: str, advance: int = 0) -> float:
         plans = plan_all_stages(name, num_stages=K, num_micro_batches=M, advance=advance)
-        return simulate(plans, num_iterations=1, forward_s=f, backward_s=b, message_s=m).makespan_s
+        return simulate(plans, StageCosts.uniform(f, b, m), num_iterations=1).makespan_s
 
     gpipe = (K - 1) * (f + b + 2 * m) + M * (f + b)
     assert makespan("gpipe") == gpipe, "nothing is shorter"
@@ -188,7 +190,7 @@ def test_advance_grows_towards_the_first_stage(K, M, N):
     def measured(name: str, advance: int = 0, uniform: int = 0) -> tuple[float, int]:
         # 1F1B on the first K of K + a stages warms up by a forwards more than on K stages.
         plans = plan_all_stages(name, num_stages=K + uniform, num_micro_batches=M, advance=advance)[:K]
-        result = simulate(plans, num_pipelines=N, message_s=1.0)
+        result = simulate(plans, StageCosts.uniform(message_s=1.0), num_pipelines=N)
         return round(result.seconds_per_iteration / N, 2), result.peak_stored[0]
 
     assert ADVANCE[K, M, N] == [
@@ -199,6 +201,70 @@ def test_advance_grows_towards_the_first_stage(K, M, N):
         measured("advance_forward", 2),
         measured("gpipe"),
     ]
+
+
+def test_the_slowest_stage_sets_the_pace():
+    """With enough pipelines it computes all the time, and the others as much as their share."""
+    costs = [StageCosts(activation_s=0.1, gradient_s=0.1, forward_s=f, backward_s=2 * f) for f in (1.0, 1.5, 0.5)]
+    result = simulate(one_f_one_b(3, 4), costs, num_pipelines=4)
+    assert result.seconds_per_iteration == pytest.approx(4 * 4 * 4.5, rel=0.01)
+    assert result.busy_fraction == pytest.approx((2 / 3, 1.0, 1 / 3), abs=0.02)
+
+
+@pytest.mark.parametrize("direction", ["activation_s", "gradient_s"])
+def test_a_shared_link_can_set_the_pace(direction):
+    """Messages of 5 s and 3 s of computation: the link is what is busy all the time."""
+    costs = StageCosts(**{"activation_s": 0.1, "gradient_s": 0.1, direction: 5.0})
+    runs = [simulate(one_f_one_b(2, 4), costs, num_pipelines=5, num_iterations=24, shared_links=one) for one in (False, True)]
+    assert [run.seconds_per_iteration / 20 for run in runs] == pytest.approx([3.0, 5.0], rel=0.03)
+
+
+def test_steps_take_time_and_go_first():
+    alone = simulate(one_f_one_b(1, 2), StageCosts(step_s=1.5), num_pipelines=1, num_iterations=4)
+    assert alone.seconds_per_iteration == pytest.approx(2 * 3 + 1.5)
+    several = simulate(one_f_one_b(1, 2), StageCosts(step_s=1.5), num_pipelines=3, num_iterations=4)
+    assert several.seconds_per_iteration == pytest.approx(3 * (2 * 3 + 1.5))
+    starts = [event.start_s for event in several.events if event.iteration == 1 and event.pipeline_id == 0]
+    ends = [event.end_s for event in several.events if event.iteration == 0 and event.pipeline_id == 0]
+    assert not any(max(ends) < start < max(ends) + 1.5 for start in starts)
+
+
+def test_the_clipping_norm_waits_for_all_stages():
+    """One pipeline, two stages, M = 1: stage 1 has its gradients first, and steps only when stage 0 has them, too."""
+    plans, costs = one_f_one_b(2, 1), StageCosts(activation_s=0.5, gradient_s=0.5, step_s=1.0)
+    assert simulate(plans, costs, num_iterations=2).makespan_s == 2 * 7 + 1
+    # Stage 1 has its gradients at 4.5, stage 0 at 7; the next batch reaches stage 1 at 9.5.
+    slow = [costs, StageCosts(activation_s=0.5, gradient_s=0.5, step_s=4.0)]
+    assert simulate(plans, slow, num_iterations=2).makespan_s == 15
+    assert simulate(plans, slow, num_iterations=2, clipping=True).makespan_s == 15 + (7 + 4 - 9.5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(0, 9), st.integers(0, 9), st.integers(0, 5)), min_size=5),
+)
+def test_no_cost_is_lost(K, M, a, N, shared_links, clipping, costs):
+    """However costs differ, nothing deadlocks and nothing is faster than the busiest stage or the longest chain."""
+    names = ("forward_s", "backward_s", "activation_s", "gradient_s", "step_s")
+    stages = [StageCosts(**dict(zip(names, one, strict=True))) for one in costs[:K]]
+    plans = plan_all_stages("advance_forward", num_stages=K, num_micro_batches=M, advance=a)
+    run = simulate(plans, stages, num_pipelines=N, num_iterations=4, shared_links=shared_links, clipping=clipping)
+    work = max(N * (M * (one.forward_s + one.backward_s) + one.step_s) for one in stages)
+    chain = sum(one.forward_s + one.backward_s for one in stages)
+    chain += sum(one.activation_s for one in stages[:-1]) + sum(one.gradient_s for one in stages[1:])
+    assert run.makespan_s >= max(4 * work - max(one.step_s for one in stages) * N, 4 * chain) - 1e-6
+
+
+@pytest.mark.parametrize("bad", [{"forward_s": 0}, {"backward_s": -1}, {"activation_s": -1}, {"step_s": float("nan")}])
+def test_bad_costs(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
+        StageCosts(**bad)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +289,7 @@ def test_invalid_plans_are_shown(rows, message, marked):
 def test_forward_only_plans():
     plans = (forward_only_plan(num_micro_batches=3),) * 2
     validate(plans, forward_only=True)
-    assert simulate(plans, num_iterations=1, message_s=0.0).makespan_s == pytest.approx(4)
+    assert simulate(plans, FREE, num_iterations=1).makespan_s == pytest.approx(4)
     with pytest.raises(ScheduleError, match="ends after"):
         validate(plans)
     with pytest.raises(ScheduleError, match="forward-only"):
@@ -246,7 +312,7 @@ def test_deadlock_is_shown():
     assert text.splitlines()[-2:] == ["stage 0   F0  [B0]  F1   B1   end", "stage 1   F0  [F1]  B0   B1   end"]
 
 
-@pytest.mark.parametrize("bad", [{"num_pipelines": 0}, {"num_iterations": 0}, {"forward_s": 0}, {"message_s": -1}])
+@pytest.mark.parametrize("bad", [{"num_pipelines": 0}, {"num_iterations": 0}, {"costs": [StageCosts()]}])
 def test_bad_numbers(bad):
     with pytest.raises(ValueError, match="got"):
         simulate(one_f_one_b(2, 2), **bad)
