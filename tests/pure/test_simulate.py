@@ -247,7 +247,9 @@ def test_the_clipping_norm_waits_for_all_stages():
     st.integers(1, 3),
     st.booleans(),
     st.booleans(),
-    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(0, 9), st.integers(0, 9), st.integers(0, 5)), min_size=5),
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(0, 9), st.integers(0, 9), st.integers(0, 5)), min_size=5
+    ),
 )
 def test_no_cost_is_lost(K, M, a, N, shared_links, clipping, costs):
     """However costs differ, nothing deadlocks and nothing is faster than the busiest stage or the longest chain."""
