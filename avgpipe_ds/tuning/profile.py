@@ -1,0 +1,146 @@
+"""What one short profile found out (paper, section 5.2.1), and what it says of micro-batches of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from avgpipe_ds.errors import AvgPipeError
+
+__all__ = ["Message", "Passes", "Profile", "StageProfile"]
+
+Seconds = Annotated[float, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Passes(_Part):
+    """Forward and backward of one micro-batch of some size; medians.
+
+    Attributes:
+        samples: in the micro-batch.
+        forward_s, backward_s: seconds.
+        activation_bytes: that autograd keeps from the one to the other.
+
+    """
+
+    samples: int = Field(ge=1)
+    forward_s: float = Field(gt=0)
+    backward_s: float = Field(gt=0)
+    activation_bytes: Bytes
+
+
+class Message(_Part):
+    """What a stage sends to a neighbour for one micro-batch of the profile.
+
+    Attributes:
+        size: bytes.
+        latency_s: seconds that an empty message takes.
+        transfer_s: seconds that this one takes longer than an empty one.
+
+    """
+
+    size: Bytes = 0
+    latency_s: Seconds = 0.0
+    transfer_s: Seconds = 0.0
+
+    def seconds(self, scale: float) -> float:
+        """Of a message that is `scale` times as large."""
+        return self.latency_s + scale * self.transfer_s if self.size else 0.0
+
+
+class StageProfile(_Part):
+    """One stage.
+
+    Attributes:
+        passes: of one or more sizes of micro-batches, ascending.
+        activation: to the next stage; empty on the last.
+        gradient: to the previous stage; empty on the first.
+        step_s: seconds of one pipeline's optimizer step, with its averaging.
+        weights, gradients, optimizer: bytes of one pipeline.
+        reference: bytes of the reference model and the sum of the updates, as they are from two pipelines on.
+
+    """
+
+    passes: tuple[Passes, ...] = Field(min_length=1)
+    activation: Message = Message()
+    gradient: Message = Message()
+    step_s: Seconds = 0.0
+    weights: Bytes = 0
+    gradients: Bytes = 0
+    optimizer: Bytes = 0
+    reference: Bytes = 0
+
+    def forward_s(self, samples: float) -> float:
+        """Seconds of the forward of a micro-batch."""
+        return self._at(samples, lambda one: one.forward_s)
+
+    def backward_s(self, samples: float) -> float:
+        """Seconds of the backward of a micro-batch."""
+        return self._at(samples, lambda one: one.backward_s)
+
+    def activation_bytes(self, samples: float) -> float:
+        """Bytes that autograd keeps of a micro-batch."""
+        return self._at(samples, lambda one: one.activation_bytes)
+
+    def _at(self, samples: float, value: Callable[[Passes], float]) -> float:
+        """Between the measured sizes, and beyond them, along straight lines; with one size, in proportion.
+
+        A line that would fall below proportion towards small micro-batches is noise: half the samples never take less than half.
+        """
+        if len(self.passes) == 1:
+            return value(self.passes[0]) * samples / self.passes[0].samples
+        above = next((i for i, one in enumerate(self.passes) if one.samples >= samples), len(self.passes) - 1)
+        low, high = self.passes[max(above, 1) - 1], self.passes[max(above, 1)]
+        slope = max(0.0, (value(high) - value(low)) / (high.samples - low.samples))
+        nearest = low if samples < low.samples else high
+        found = value(low) + slope * (samples - low.samples)
+        if samples < low.samples:
+            return max(found, value(nearest) * samples / nearest.samples)
+        return found
+
+
+class Profile(_Part):
+    """All stages.
+
+    Attributes:
+        num_pipelines, num_micro_batches: N and M of the profile.
+        batch: B, samples that one pipeline trains on per optimizer step, on one data-parallel replica.
+        clipping: whether steps wait for the norm of all stages' gradients.
+        stages: stage 0 first.
+
+    """
+
+    num_pipelines: int = Field(ge=1)
+    num_micro_batches: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    clipping: bool
+    stages: tuple[StageProfile, ...] = Field(min_length=1)
+
+    @property
+    def micro_batch(self) -> float:
+        """Samples of one micro-batch of the profile."""
+        return self.batch / self.num_micro_batches
+
+    def save(self, file: Path) -> None:
+        """Write it as JSON."""
+        file.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path) -> Profile:
+        """Read what `save` wrote.
+
+        Raises:
+            AvgPipeError: it is no such file.
+
+        """
+        try:
+            return cls.model_validate_json(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValidationError) as error:
+            raise AvgPipeError(f"{file} is no profile: {error}") from error
