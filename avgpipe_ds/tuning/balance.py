@@ -44,7 +44,10 @@ def balance(
     for _ in range(num_stages - 1):
         rest = slowest[-1]
         slowest.append(
-            [min((max(stage_s(first, end), rest[end]) for end in range(first + 1, count)), default=math.inf) for first in range(count)]
+            [
+                min((max(stage_s(first, end), rest[end]) for end in range(first + 1, count)), default=math.inf)
+                for first in range(count)
+            ]
         )
     best = slowest[-1][0]
     if math.isinf(best):

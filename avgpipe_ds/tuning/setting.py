@@ -32,9 +32,7 @@ class Setting:
     def plans(self, num_stages: int) -> tuple[Plan, ...]:
         """What each stage computes for a batch."""
         name = "advance_forward" if self.advance else "1f1b"
-        return plan_all_stages(
-            name, num_stages=num_stages, num_micro_batches=self.num_micro_batches, advance=self.advance
-        )
+        return plan_all_stages(name, num_stages=num_stages, num_micro_batches=self.num_micro_batches, advance=self.advance)
 
 
 def candidates(batch: int, *, num_stages: int, max_pipelines: int, max_advance: int) -> Iterator[Setting]:
