@@ -17,6 +17,7 @@ from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.averaging.reference import Reference
 from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
+from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
 
 __all__ = ["read", "restore", "save", "start_from_first"]
 
@@ -28,6 +29,7 @@ class Run(Protocol):
     consumed_micro_batches: int
     global_samples: int
     global_steps: int
+    advance: AdaptiveAdvance
 
     @property
     def iteration(self) -> int:
@@ -55,6 +57,7 @@ def save(run: Run, save_dir: str, tag: str) -> None:
         "pipelines": [_pipeline_state(pipeline) for pipeline in run.pipelines],
         "reference": None if reference is None else reference.rule.state_dict(),
         "random": torch.get_rng_state(),
+        "advance": run.advance.state_dict(),
     }
     path = Path(save_dir, tag, _file(run))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +107,7 @@ def restore(run: Run, state: dict[str, Any], *, load_optimizer_states: bool, loa
     run.consumed_micro_batches = state["consumed_micro_batches"]
     run.global_samples = state["global_samples"]
     torch.set_rng_state(state["random"])
+    run.advance.load_state_dict(state["advance"])
     run.restart(iteration=state["iteration"])
 
 

@@ -23,7 +23,7 @@ __all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig", "TraceConfig"]
 
 BLOCK = "avgpipe"
 # Keys that a later version will tune by itself. Users who copy such a configuration deserve more than "not an integer".
-_TUNABLE = ("num_pipelines", "schedule.advance")
+_TUNABLE = ("num_pipelines",)
 # Averaging settings that only some rules read.
 _RULES_USING = {"momentum": ("sma",), "outer_lr": ("avgpipe",), "outer_momentum": ("avgpipe",)}
 
@@ -66,8 +66,9 @@ class ScheduleConfig(_Section):
     name: Literal["1f1b", "gpipe", "advance_forward"] = Field(
         default="1f1b", description='one of "1f1b", "gpipe", "advance_forward"'
     )
-    advance: int = Field(
-        default=0, ge=0, description="an integer >= 0: forwards that a stage runs further ahead of the next stage than in 1F1B"
+    advance: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default=0,
+        description='an integer >= 0: forwards that a stage runs further ahead of the next stage than in 1F1B, or "auto"',
     )
 
 
@@ -124,10 +125,9 @@ class AvgPipeConfig(_Section):
             problems |= {path: text for path, text in _combination_problems(block) if path not in problems}
             lines = "\n".join(f"  {BLOCK}.{path}: {text}" for path, text in problems.items())
             raise ConfigError(f'{len(problems)} problem(s) in the "{BLOCK}" block:\n{lines}') from None
-        if config.memory_limit_gb is not None:
+        if config.memory_limit_gb is not None and config.schedule.advance != "auto":
             warnings.warn(
-                f"{BLOCK}.memory_limit_gb is not enforced: it bounds automatic tuning, which this version does not have",
-                stacklevel=2,
+                f'{BLOCK}.memory_limit_gb has no effect: it bounds what is tuned, and no setting is "auto"', stacklevel=2
             )
         return config
 
@@ -159,7 +159,7 @@ def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]
             yield "averaging.alpha", problem
     if isinstance(schedule, Mapping):
         name, advance = schedule.get("name", "1f1b"), schedule.get("advance", 0)
-        if name in ("1f1b", "gpipe") and isinstance(advance, int) and advance > 0:
+        if name in ("1f1b", "gpipe") and (advance == "auto" or (isinstance(advance, int) and advance > 0)):
             yield (
                 "schedule.advance",
                 f'expected 0, since only schedule "advance_forward" uses it and the schedule is "{name}"; got {advance!r}',

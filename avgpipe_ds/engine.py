@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,11 +27,19 @@ from avgpipe_ds.execution.data_supply import DataSupply
 from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
+from avgpipe_ds.memory.breakdown import Breakdown
+from avgpipe_ds.memory.model_state import ModelState, measured_state
+from avgpipe_ds.memory.report import MemoryReport, StageMemory
 from avgpipe_ds.progress import Progress
-from avgpipe_ds.schedules.deepspeed_schedules import make_schedule
+from avgpipe_ds.schedules.deepspeed_schedules import PlannedSchedule, make_schedule
+from avgpipe_ds.schedules.simulate import simulate
 from avgpipe_ds.tracing.window import TraceWindow
+from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
 
 __all__ = ["AvgPipeEngine"]
+
+_MEMORY_ITERATIONS = 3
+"""In which activations are measured; the first ones fill the pipelines."""
 
 
 class AvgPipeEngine(compat.StageEngine):
@@ -43,12 +53,14 @@ class AvgPipeEngine(compat.StageEngine):
     Attributes:
         pipelines: the N pipelines of this rank; each has `.module` and `.optimizer`.
         avgpipe_config: the "avgpipe" block.
+        advance: how `"advance": "auto"` stands; without effect if the configuration gives a number.
         consumed_micro_batches: how many micro-batches of the data the training so far has used up.
 
     """
 
     pipelines: tuple[Pipeline, ...]
     avgpipe_config: AvgPipeConfig
+    advance: AdaptiveAdvance
     consumed_micro_batches: int
 
     def start(self, config: AvgPipeConfig, others: list[compat.StageEngine]) -> None:
@@ -57,13 +69,13 @@ class AvgPipeEngine(compat.StageEngine):
         self.avgpipe_config = config
         self.consumed_micro_batches = 0
         self._progress = Progress()
-        self._stage = assemble_stage(self, num_pipelines=len(engines))
+        self._since_start = 0
+        self._stage = assemble_stage(engines)
         self._together = CollectiveCall(self._stage.mailbox)
         self._data = DataSupply(self._stage)
         topology = self._stage.topology
-        schedule = make_schedule(
-            config.schedule, num_micro_batches=self.micro_batches, num_stages=topology.num_stages, stage_id=topology.stage_id
-        )
+        self.advance = AdaptiveAdvance(self._stage, self._memory_with, config.memory_limit_gb)
+        schedule = self.advance.schedule if config.schedule.advance == "auto" else self._fixed_schedule()
         self.pipelines = tuple(Pipeline(i, engine, self._stage, schedule) for i, engine in enumerate(engines))
         self._reference = None
         if others:
@@ -83,6 +95,7 @@ class AvgPipeEngine(compat.StageEngine):
             num_pipelines=len(engines),
             num_micro_batches=self._stage.num_micro_batches,
         )
+        self._stage.activations.start()
         self.restart(iteration=0)
         self._goodbye = partial(_close_at_exit, self._stage.mailbox, self._trace)  # not a method: it must not keep the engine
         atexit.register(self._goodbye)
@@ -132,7 +145,9 @@ class AvgPipeEngine(compat.StageEngine):
             for pipeline in self.pipelines:
                 pipeline.module.train()
             stage.begin(iteration)
+            begin = time.perf_counter()
             self._executor.run(lambda: self._nothing_left(iteration))
+            seconds = time.perf_counter() - begin
             if not stage.iteration_complete:
                 stage.end_without_data()
                 raise AgreedError(self._data.end(iteration))
@@ -141,6 +156,7 @@ class AvgPipeEngine(compat.StageEngine):
             if stage.topology.takes_data:
                 stage.feed.finish(iteration)
                 stage.feed.ready(iteration + 1)  # on both stages at the same point, however far each has run ahead
+            self._measured(iteration, seconds)
             return self._progress.report(self, self.pipelines, self._iteration)
 
     def eval_batch(
@@ -199,6 +215,31 @@ class AvgPipeEngine(compat.StageEngine):
         """
         with self._together(name):
             pass
+
+    def memory_report(self) -> MemoryReport:
+        """What training needs of every accelerator's memory, by kind; every rank calls it, after an iteration at least.
+
+        Activations are those of the first iterations of this engine: counted by autograd's hooks on CPU, by the
+        allocator on CUDA.
+
+        Raises:
+            AvgPipeError: nothing was trained yet, so that nothing is known of activations and optimizer.
+
+        """
+        stage = self._stage
+        with self._together("memory_report"):
+            if stage.activations.micro_batch_bytes is None:
+                raise AgreedError(AvgPipeError("memory_report() tells what training has shown: train an iteration first"))
+            mine = StageMemory(
+                rank=stage.topology.rank,
+                stage_id=stage.topology.stage_id,
+                measured=replace(
+                    measured_state([pipeline.engine for pipeline in self.pipelines], self._reference),
+                    activations=stage.activations.peak_bytes,
+                ),
+                predicted=self._memory_with(self._stored_together()),
+            )
+            return MemoryReport(stages=tuple(stage.rendezvous.gather(("memory",), stage.topology.world_ranks, mine)))
 
     def reference_state_dict(self) -> dict[str, Tensor]:
         """This stage's shard of the reference model: fp32 copies, names as in `module.state_dict()`.
@@ -332,6 +373,35 @@ class AvgPipeEngine(compat.StageEngine):
                 values |= self._reference.masters()
         with swapped(values) if values else nullcontext():
             yield
+
+    def _fixed_schedule(self) -> Callable[[int], PlannedSchedule]:
+        topology = self._stage.topology
+        schedule = make_schedule(
+            self.avgpipe_config.schedule,
+            num_micro_batches=self.micro_batches,
+            num_stages=topology.num_stages,
+            stage_id=topology.stage_id,
+        )
+        return lambda iteration: schedule
+
+    def _stored_together(self) -> int:
+        """Micro-batches that all pipelines together store on this stage, if the present schedule runs as in the simulator."""
+        plans = self.pipelines[0].schedule(self._iteration).plans
+        return simulate(plans, num_pipelines=self.num_pipelines).peak_together[self._stage.topology.stage_id]
+
+    def _memory_with(self, stored: int) -> Breakdown:
+        """Bytes of this stage with `stored` micro-batches, of all pipelines, between their forward and their backward."""
+        has_momentum = self._reference is not None and self._reference.rule.has_momentum
+        state = ModelState.of(self, has_momentum=has_momentum).of_pipelines(self.num_pipelines)
+        return replace(state, activations=stored * (self._stage.activations.micro_batch_bytes or 0))
+
+    def _measured(self, iteration: int, seconds: float) -> None:
+        """What an iteration tells of memory and of the advance."""
+        self._since_start += 1
+        if self._since_start == _MEMORY_ITERATIONS:
+            self._stage.activations.stop()
+        if self.avgpipe_config.schedule.advance == "auto":
+            self.advance.trained(iteration, seconds)
 
     def _stepped(self, pipeline: Pipeline) -> None:
         if self._reference is not None:

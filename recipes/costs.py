@@ -11,6 +11,7 @@ import logging
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +100,7 @@ def _measure(
         "averaging_share": [w.averaging_share for w in watches],
         "tracing_share": recording,
         "tracing_slowdown": slowdown,
-        "memory": memory_of(engine) | {"activations": num_pipelines * stored * per_micro_batch},
+        "memory": asdict(replace(memory_of(engine), activations=num_pipelines * stored * per_micro_batch)),
     }
     engine.close()
     return result

@@ -101,6 +101,15 @@ class AveragingRule(ABC):
         self._summed.clear()
         self._mid_iteration = False
 
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the reference has a velocity, which takes as much memory as it does."""
+        return self._has_momentum
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that it keeps between steps."""
+        return [*self.reference, *self._sum, *self._velocity]
+
     def state_dict(self) -> dict[str, list[Tensor]]:
         """The state between two iterations: "reference" and "velocity", lists of fp32 tensors that are not copied.
 

@@ -32,6 +32,7 @@ from avgpipe_ds.deepspeed_compat.compute import (
     optimizer_step,
 )
 from avgpipe_ds.deepspeed_compat.gradients import (
+    gradient_bytes,
     gradients_to_reduce,
     has_own_collectives,
     local_squared_norm,
@@ -65,6 +66,7 @@ __all__ = [
     "discard_gradients",
     "ensure_trainable",
     "forward",
+    "gradient_bytes",
     "gradients_to_reduce",
     "has_own_collectives",
     "load_config",

@@ -9,6 +9,7 @@ from torch import Tensor
 from avgpipe_ds.deepspeed_compat.build import StageEngine
 
 __all__ = [
+    "gradient_bytes",
     "gradients_to_reduce",
     "has_own_collectives",
     "local_squared_norm",
@@ -66,6 +67,14 @@ def scale_for_reduction(engine: StageEngine, num_replicas: int) -> tuple[float, 
     else:
         before, after = 1.0 / num_replicas, 1.0
     return before, after, engine.communication_data_type
+
+
+def gradient_bytes(engine: StageEngine) -> int:
+    """Bytes of the gradients as they are at an optimizer step, with the fp32 sums that bf16 training keeps beside them."""
+    own: int = sum(p.numel() * p.element_size() for p in engine.module.parameters() if p.requires_grad)
+    if not engine.using_bf16_optimizer:
+        return own
+    return own + sum(int(flat.numel()) * int(flat.element_size()) for flat in engine.optimizer.fp32_groups_gradients_flat)
 
 
 def local_squared_norm(engine: StageEngine) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from avgpipe_ds import deepspeed_compat as compat
@@ -9,14 +11,16 @@ from avgpipe_ds.data_feed import DataFeed, prepare_micro_batch
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.rendezvous import Rendezvous
 from avgpipe_ds.execution.stage import Stage, Topology
+from avgpipe_ds.memory.activations import ActivationMeter
 from avgpipe_ds.tracing.recorder import Recorder
 from avgpipe_ds.transport.base import Transport
 
 __all__ = ["assemble_stage"]
 
 
-def assemble_stage(engine: compat.StageEngine, *, num_pipelines: int) -> Stage:
-    """The stage of this rank, connected. Collective over all ranks."""
+def assemble_stage(engines: Sequence[compat.StageEngine]) -> Stage:
+    """The stage of this rank with the engines of its pipelines, connected. Collective over all ranks."""
+    engine, num_pipelines = engines[0], len(engines)
     device = torch.device(engine.device)
     stage_id, replica, ranks = compat.place_of(engine.module)
     topology = Topology(
@@ -42,8 +46,9 @@ def assemble_stage(engine: compat.StageEngine, *, num_pipelines: int) -> Stage:
         return prepare_micro_batch(batch, device, first_stage=topology.is_first, last_stage=topology.is_last)
 
     recorder = Recorder()
+    activations = ActivationMeter(device, [weight for one in engines for weight in one.module.parameters()])
     feed = DataFeed(num_pipelines * num_micro_batches, prepare, recorder)
-    return Stage(topology, device, mailbox, Rendezvous(mailbox), feed, num_pipelines, num_micro_batches, recorder)
+    return Stage(topology, device, mailbox, Rendezvous(mailbox), feed, num_pipelines, num_micro_batches, recorder, activations)
 
 
 def _transport(device: torch.device, ranks: list[list[int]]) -> Transport:

@@ -63,16 +63,19 @@ class Pipeline:
         pipeline_id: i, 0 .. N-1.
         engine: DeepSpeed's engine of this pipeline: module, optimizer, learning-rate scheduler.
         stage: what the pipelines of this rank share.
-        schedule: the instructions of one batch.
+        schedule: the instructions of the batch of an iteration.
 
     Attributes:
         iteration: the iteration whose instructions are being run; may be one ahead of `Stage.training`.
+        schedule: the instructions of the batch of an iteration.
         losses: mean loss (and additional losses) of the last batch that was stepped on.
         on_step: called after each optimizer step.
 
     """
 
-    def __init__(self, pipeline_id: int, engine: compat.StageEngine, stage: Stage, schedule: PlannedSchedule) -> None:
+    def __init__(
+        self, pipeline_id: int, engine: compat.StageEngine, stage: Stage, schedule: Callable[[int], PlannedSchedule]
+    ) -> None:
         self.pipeline_id = pipeline_id
         self.engine = engine
         self.stage = stage
@@ -80,7 +83,7 @@ class Pipeline:
         self.iteration = 0
         self.losses: Losses = {}
         self.on_step: Callable[[Pipeline], None] = lambda pipeline: None
-        self._schedule = schedule
+        self.schedule = schedule
         self._slots: dict[int, _Slot] = {}
         self._micro_batch_losses: list[dict[str, Tensor]] = []
         self._batch_losses: Losses = {}
@@ -112,7 +115,7 @@ class Pipeline:
             self.start_of_iteration = self._capture()
             self._micro_batch_losses = []
             self._batch_losses = {}
-            for instructions in self._schedule.steps():
+            for instructions in self.schedule(self.iteration).steps():
                 if isinstance(instructions[-1], ds.OptimizerStep):
                     yield from self._finish_batch()
                     continue
@@ -165,7 +168,7 @@ class Pipeline:
         slot, last = self._slots[buffer_id], self.stage.topology.is_last
         # Cloned, as in DeepSpeed, so that a first layer may work in place.
         inputs = tuple(t.clone() for t in slot.inputs) if isinstance(slot.inputs, tuple) else slot.inputs.clone()
-        with self.random.active():
+        with self.random.active(), self.stage.activations.forward():
             outputs = compat.forward(self.engine, inputs)
             if last:
                 loss_fn = self.module.loss_fn

@@ -18,6 +18,7 @@ import torch
 from avgpipe_ds.data_feed import DataFeed
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.rendezvous import Rendezvous
+from avgpipe_ds.memory.activations import ActivationMeter
 from avgpipe_ds.tracing.recorder import Recorder
 
 __all__ = ["Stage", "Topology"]
@@ -78,6 +79,7 @@ class Stage:
     Attributes:
         num_pipelines, num_micro_batches: N and M.
         recorder: of timelines.
+        activations: measures what forwards leave for backwards.
         training: the iteration that `train_batch` works on, or worked on last; -1 before the first.
         stepped: how many pipelines have stepped in it.
 
@@ -91,6 +93,7 @@ class Stage:
     num_pipelines: int
     num_micro_batches: int
     recorder: Recorder
+    activations: ActivationMeter
     training: int = -1
     stepped: int = 0
 

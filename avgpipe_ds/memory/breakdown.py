@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-__all__ = ["Breakdown"]
+__all__ = ["Breakdown", "largest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +31,8 @@ class Breakdown:
     def total(self) -> int:
         """All of it."""
         return sum(getattr(self, field.name) for field in fields(self))
+
+
+def largest(stages: Iterable[Breakdown]) -> int:
+    """Bytes on the stage that needs most."""
+    return max(stage.total for stage in stages)

@@ -60,6 +60,10 @@ class LoweredSchedule(PipeSchedule):  # type: ignore[misc]
         stage_id: k, 0 .. K-1.
         plans: the plan of every stage.
 
+    Attributes:
+        plans: as given.
+        plan: that of this stage.
+
     Raises:
         ValueError: `stage_id` is out of range.
 
@@ -69,6 +73,7 @@ class LoweredSchedule(PipeSchedule):  # type: ignore[misc]
         super().__init__(micro_batches, stages, stage_id)
         if not 0 <= stage_id < stages:
             raise ValueError(f"stage_id must be in 0 .. {stages - 1} with {stages} stages, got {stage_id}")
+        self.plans = plans
         self.plan = plans[stage_id]
         self._num_slots = peak_stored(self.plan)
 
@@ -178,7 +183,8 @@ def make_schedule(config: ScheduleConfig, *, num_micro_batches: int, num_stages:
         ValueError: a number is out of range.
 
     """
-    return PlannedSchedule(num_micro_batches, num_stages, stage_id, name=config.name, advance=config.advance)
+    advance = 0 if config.advance == "auto" else config.advance  # where it starts
+    return PlannedSchedule(num_micro_batches, num_stages, stage_id, name=config.name, advance=advance)
 
 
 @lru_cache(maxsize=256)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from avgpipe_ds.schedules.actions import Action
 
-__all__ = ["SCHEDULE_NAMES", "Plan", "forward_only_plan", "peak_stored", "plan", "plan_all_stages"]
+__all__ = ["SCHEDULE_NAMES", "Plan", "forward_only_plan", "most_stored", "peak_stored", "plan", "plan_all_stages"]
 
 Plan = tuple[Action, ...]
 """What one stage computes for one batch, in order."""
@@ -103,6 +103,16 @@ def peak_stored(actions: Sequence[Action]) -> int:
         stored += 1 if action.kind == "F" else -1
         peak = max(peak, stored)
     return peak
+
+
+def most_stored(actions: Sequence[Action], num_pipelines: int) -> int:
+    """A bound of the micro-batches that N pipelines together store on a stage: all at their most, however they interleave.
+
+    Where every backward follows its forward, as on the last stage of 1F1B, it is 1: that backward needs no message, and goes
+    before all forwards.
+    """
+    peak = peak_stored(actions)
+    return 1 if peak == 1 else num_pipelines * peak
 
 
 def _check_ranges(*, num_stages: int, num_micro_batches: int, stage_id: int) -> None:

@@ -53,6 +53,7 @@ class Simulation:
         seconds_per_iteration: in steady state. An iteration is one batch of each of the N pipelines.
         busy_fraction: per stage, the part of the steady state that it computes.
         peak_stored: per stage, the most micro-batches of one pipeline whose activations are kept at a time.
+        peak_together: per stage, the most of all pipelines together; they are seldom all at their most.
         events: every computation, in order of start; optimizer steps are not among them.
 
     """
@@ -64,6 +65,7 @@ class Simulation:
     seconds_per_iteration: float
     busy_fraction: tuple[float, ...]
     peak_stored: tuple[int, ...]
+    peak_together: tuple[int, ...]
     events: tuple[Event, ...]
 
 
@@ -124,6 +126,7 @@ def simulate(
         seconds_per_iteration=(end_s - start_s) / iterations,
         busy_fraction=tuple(_busy_fraction(run.events, stage_id, start_s, end_s) for stage_id in range(len(plans))),
         peak_stored=tuple(peak_stored(actions) for actions in plans),
+        peak_together=tuple(_peak_together(run.events, stage_id) for stage_id in range(len(plans))),
         events=tuple(run.events),
     )
 
@@ -322,6 +325,11 @@ def _steady_window(events: Sequence[Event], num_iterations: int) -> tuple[float,
     if last <= first:
         return 0.0, finished_s[-1], num_iterations
     return finished_s[first], finished_s[last], last - first
+
+
+def _peak_together(events: Sequence[Event], stage_id: int) -> int:
+    """From the start of a forward to the end of its backward a micro-batch is kept; a stage computes one thing at a time."""
+    return peak_stored([event.action for event in events if event.stage_id == stage_id])
 
 
 def _busy_fraction(events: Sequence[Event], stage_id: int, start_s: float, end_s: float) -> float:

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["AdvanceSearch", "Decision"]
 
-_BLOCK = 4
-"""Iterations of a turn."""
 _TURNS = (False, True, True, False)
 """Whether a turn tries one advance more."""
 _MOST_ROUNDS = 3
 """Of those turns; what is not clear by then is smaller than the noise."""
 _SURE = 3.0
 """Standard errors that a difference must have."""
-_SETTLE = 1
-"""Iterations after a change whose time still is that of both advances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ class Decision:
 
 @dataclass(slots=True)
 class AdvanceSearch:
-    """Decides from the seconds of iterations. Every rank that sees the same numbers decides the same.
+    """Decides from the seconds of iterations, turn by turn. Every rank that sees the same numbers decides the same.
 
     Args:
         max_advance: the largest that changes anything: with M micro-batches M - 2, and 0 on one stage.
@@ -58,7 +55,6 @@ class AdvanceSearch:
     advance: int = 0
     settled: bool = False
     _turn: int = 0
-    _in_turn: int = 0
     _seconds: dict[int, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,24 +70,19 @@ class AdvanceSearch:
         """The next advance does not fit into memory, or can't be had for another reason: stay with the present one."""
         return self._settle(reason)
 
-    def observe(self, seconds: float) -> Decision | None:
-        """Take in the time of one more iteration, which ran with `running`.
+    def observe(self, seconds: Sequence[float]) -> Decision | None:
+        """Take in a turn: the times of some iterations that all ran with `running`; the next turn may have another one.
 
         Returns:
-            None while nothing is decided. When it changes `running`, iterations that are under way already may still have the
-            other advance: their times are to be left out.
+            None while nothing is decided.
 
         """
         if self.settled:
             return None
         if self.advance >= self.max_advance:
             return self._settle(f"advance {self.advance} is the largest that changes anything")
-        self._in_turn += 1
-        if self._in_turn > _SETTLE:
-            self._seconds.setdefault(self.running, []).append(seconds)
-        if self._in_turn < _SETTLE + _BLOCK:
-            return None
-        self._turn, self._in_turn = self._turn + 1, 0
+        self._seconds.setdefault(self.running, []).extend(seconds)
+        self._turn += 1
         if self._turn % len(_TURNS):
             return None
         return self._compare(self._seconds[self.advance], self._seconds[self.advance + 1])
@@ -115,7 +106,7 @@ class AdvanceSearch:
         return Decision(advance=self.advance, settled=True, reason=reason)
 
     def _begin(self) -> None:
-        self._turn = self._in_turn = 0
+        self._turn = 0
         self._seconds.clear()
 
 

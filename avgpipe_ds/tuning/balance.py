@@ -21,8 +21,8 @@ def balance(
         limit: the most bytes that a stage may need.
 
     Returns:
-        K + 1 numbers: stage k has the layers `boundaries[k]` to `boundaries[k + 1]`, the latter not included. Of several that are as
-        fast, those whose first stages are the shortest: early stages keep most micro-batches.
+        K + 1 numbers: stage k has the layers `boundaries[k]` to `boundaries[k + 1]`, the latter not included. Of several that are
+        as fast, those whose first stages are the shortest: early stages keep most micro-batches.
 
     Raises:
         ValueError: there are fewer layers than stages, or no cut keeps every stage within the limit.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from avgpipe_ds.memory.breakdown import Breakdown
-from avgpipe_ds.schedules.plans import peak_stored
+from avgpipe_ds.schedules.plans import most_stored
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import Setting
 
@@ -58,9 +58,9 @@ def predict(profile: Profile, setting: Setting, predictor: Predictor) -> Predict
 
 
 def predict_memory(profile: Profile, setting: Setting) -> tuple[Breakdown, ...]:
-    """Bytes of each stage (paper, section 5.2.2): N models with gradients and optimizer, one reference, N times what is stored."""
+    """Bytes of each stage (paper, section 5.2.2): N models with gradients and optimizer, a reference, N times what is stored."""
     number = setting.num_pipelines
-    stored = [peak_stored(plan) for plan in setting.plans(len(profile.stages))]
+    stored = [most_stored(plan, number) for plan in setting.plans(len(profile.stages))]
     samples = profile.batch / setting.num_micro_batches
     return tuple(
         Breakdown(
@@ -68,7 +68,7 @@ def predict_memory(profile: Profile, setting: Setting) -> tuple[Breakdown, ...]:
             gradients=number * stage.gradients,
             optimizer=number * stage.optimizer,
             reference=stage.reference if number > 1 else 0,
-            activations=round(number * kept * stage.activation_bytes(samples)),
+            activations=round(kept * stage.activation_bytes(samples)),
         )
         for stage, kept in zip(profile.stages, stored, strict=True)
     )

@@ -50,7 +50,8 @@ def candidates(batch: int, *, num_stages: int, max_pipelines: int, max_advance: 
     """
     if min(batch, num_stages, max_pipelines) < 1 or max_advance < 0:
         raise ValueError(
-            f"expected numbers from 1 and an advance from 0, got B = {batch}, K = {num_stages}, N = {max_pipelines}, a = {max_advance}"
+            f"expected numbers from 1 and an advance from 0, got B = {batch}, K = {num_stages}, N = {max_pipelines},"
+            f" a = {max_advance}"
         )
     for num_micro_batches in (number for number in range(1, batch + 1) if batch % number == 0):
         # From M - 2 on all forwards of all stages but the last go first already; one stage has nothing to run ahead of.

@@ -15,8 +15,10 @@ from avgpipe_ds.averaging.rules import AveragingRule
 from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
+from avgpipe_ds.memory.breakdown import Breakdown
+from avgpipe_ds.memory.model_state import measured_state
+from avgpipe_ds.memory.saved_tensors import SavedTensors
 from avgpipe_ds.tracing.recorder import Recorder
-from bench.memory import SavedTensors, bytes_of, optimizer_tensors
 
 __all__ = ["Stopwatch", "memory_of", "saved_bytes", "tracing_share", "tracing_slowdown"]
 
@@ -153,20 +155,9 @@ def tracing_slowdown(engine: Any, data: Iterator[Any], *, pairs: int) -> list[fl
     return shares
 
 
-def memory_of(engine: Any) -> dict[str, int]:
-    """Bytes on this stage by kind, all pipelines together; gradients as they are at an optimizer step."""
-    engines = [pipeline.engine for pipeline in engine.pipelines]
-    params = [p for one in engines for p in one.module.parameters()]
-    masters = [w for one in engines for group in one.basic_optimizer.param_groups for w in group["params"]]
-    states = [tensor for one in engines for tensor in optimizer_tensors(one.basic_optimizer)]
-    rule = None if engine.reference is None else engine.reference.rule
-    reference = [] if rule is None else [*rule.reference, *rule._sum, *rule._velocity]
-    return {
-        "weights": bytes_of(params + masters),
-        "gradients": sum(p.numel() * p.element_size() for p in params if p.requires_grad),
-        "optimizer": bytes_of(states),
-        "reference": bytes_of(reference),
-    }
+def memory_of(engine: Any) -> Breakdown:
+    """Bytes on this stage by kind, all pipelines together, activations apart; gradients as they are at an optimizer step."""
+    return measured_state([pipeline.engine for pipeline in engine.pipelines], engine.reference)
 
 
 def saved_bytes(engine: Any, inputs: Any) -> int:

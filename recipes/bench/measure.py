@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch.distributed as dist
 from common.process_groups import released_process_groups
 
+from avgpipe_ds.memory.breakdown import Breakdown, largest
+from avgpipe_ds.memory.saved_tensors import SavedTensors
 from bench.contenders.base import Contender
-from bench.memory import Memory, SavedTensors, largest
 from bench.workload import Workload
 
 __all__ = ["Measured", "Row", "alternate", "measure"]
@@ -25,7 +26,7 @@ class Measured:
     """
 
     seconds: float
-    memory: list[Memory]
+    memory: list[Breakdown]
 
 
 def measure(contender: Contender, workload: Workload, num_micro_batches: int, *, batches: int, warmup: int) -> Measured:
@@ -64,7 +65,7 @@ def measure(contender: Contender, workload: Workload, num_micro_batches: int, *,
         finally:
             training.close()
         del training
-    found: list[tuple[float, Memory]] = [(seconds, memory)] * dist.get_world_size()
+    found: list[tuple[float, Breakdown]] = [(seconds, memory)] * dist.get_world_size()
     dist.all_gather_object(found, (seconds, memory))
     return Measured(seconds=max(seconds for seconds, _ in found), memory=[memory for _, memory in found])
 
@@ -85,7 +86,7 @@ class Row:
     num_micro_batches: int
     seconds: list[float] = field(default_factory=list)
     speedups: list[float] = field(default_factory=list)
-    memory: list[Memory] = field(default_factory=list)
+    memory: list[Breakdown] = field(default_factory=list)
 
     @property
     def median_s(self) -> float:

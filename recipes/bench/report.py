@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from avgpipe_ds.memory.breakdown import largest
 from bench.measure import Row
-from bench.memory import largest
 from bench.provenance import provenance
 from bench.search import Choice
 from bench.workload import Workload

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from avgpipe_ds.memory.breakdown import largest
 from bench.contenders.base import Contender
 from bench.measure import Measured
-from bench.memory import largest
 from bench.workload import Workload
 
 __all__ = ["Choice", "Trial", "fixed_choice", "search"]

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from avgpipe_ds.memory.breakdown import largest
 from bench.measure import Row
-from bench.memory import largest
 from bench.workload import Workload
 
 __all__ = ["print_results"]

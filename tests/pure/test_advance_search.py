@@ -17,10 +17,13 @@ def settle(search, seconds_of, *, chance=None, noise=0.0, drift=0.0):
     decisions, ran = [], []
     while not search.settled:
         assert len(ran) < LIMIT, "it never settles"
-        ran.append(search.running)
-        # Skewed, as delays are: mostly little, now and then a lot.
-        late = chance.expovariate(1 / noise) if noise else 0.0
-        found = search.observe(seconds_of(search.running) * (1 + late + drift * len(ran)))
+        turn = []
+        for _ in range(4):
+            ran.append(search.running)
+            # Skewed, as delays are: mostly little, now and then a lot.
+            late = chance.expovariate(1 / noise) if noise else 0.0
+            turn.append(seconds_of(search.running) * (1 + late + drift * len(ran)))
+        found = search.observe(turn)
         decisions += [found] if found else []
     return decisions, ran
 
@@ -64,7 +67,7 @@ def test_noise_does_not_decide(noise, drift):
 def test_settled_is_settled():
     search = AdvanceSearch(max_advance=2)
     settle(search, lambda advance: 1.0)
-    assert search.observe(0.1) is None and search.running == 0
+    assert search.observe([0.1]) is None and search.running == 0
 
 
 def test_the_largest_advance_ends_it():

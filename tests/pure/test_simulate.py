@@ -13,7 +13,7 @@ from avgpipe_ds.errors import ScheduleError
 from avgpipe_ds.schedules.__main__ import main
 from avgpipe_ds.schedules.actions import Action
 from avgpipe_ds.schedules.costs import StageCosts
-from avgpipe_ds.schedules.plans import Plan, forward_only_plan, plan_all_stages
+from avgpipe_ds.schedules.plans import Plan, forward_only_plan, most_stored, plan_all_stages
 from avgpipe_ds.schedules.simulate import Simulation, simulate, timetable, validate
 
 FREE = StageCosts.uniform(message_s=0.0)
@@ -347,3 +347,15 @@ def documented_commands() -> list[tuple[str, list[str]]]:
 def test_documentation_shows_what_is_printed(arguments, output, capsys):
     main(arguments.split())
     assert capsys.readouterr().out.splitlines() == output
+
+
+@given(
+    K=st.integers(1, 5), M=st.integers(1, 6), N=st.integers(1, 4), a=st.integers(0, 3), message=st.sampled_from([0.0, 0.3, 2.0])
+)
+def test_pipelines_together_store_at_most_the_bound(K, M, N, a, message):
+    plans = plan_all_stages("advance_forward", num_stages=K, num_micro_batches=M, advance=a)
+    found = simulate(plans, StageCosts.uniform(message_s=message), num_pipelines=N, num_iterations=4)
+    bounds = [most_stored(actions, N) for actions in plans]
+    assert all(1 <= one <= bound for one, bound in zip(found.peak_together, bounds, strict=True))
+    assert N > 1 or found.peak_together == found.peak_stored
+    assert found.peak_together[-1] == 1

@@ -9,20 +9,23 @@ from bench.contenders import BASELINE, all_contenders, choose
 from bench.contenders.torch_pipelining import stages_of
 from bench.layers import Accelerator, EmulatedChunk, Times
 from bench.measure import Measured, Row
-from bench.memory import Memory, SavedTensors, bytes_of
 from bench.search import fixed_choice, search
 from bench.table import print_results
 from bench.workload import Workload
 from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from avgpipe_ds.memory.breakdown import Breakdown
+from avgpipe_ds.memory.saved_tensors import SavedTensors
+from avgpipe_ds.memory.tensors import bytes_of
+
 CONTENDERS = {contender.key: contender for contender in all_contenders()}
 TIMES = Times(fixed_s=0.002, forward_s=0.0045, input_gradient_s=0.0045, weight_gradient_s=0.0045)
 WORKLOAD = Workload(mode="emulated", num_stages=4, batch=32, length=8, width=16, times=TIMES, layers_per_chunk=1, clipping=1.0)
 
 
-def memory(total: int) -> Memory:
-    return Memory(weights=total, gradients=0, optimizer=0)
+def memory(total: int) -> Breakdown:
+    return Breakdown(weights=total, gradients=0, optimizer=0)
 
 
 # Emulated accelerators: what takes how long, by a chunk whose three times can't be mistaken for each other.

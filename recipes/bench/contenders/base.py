@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from bench.memory import Memory
+from avgpipe_ds.memory.breakdown import Breakdown
 from bench.workload import Workload
 
 __all__ = ["Contender", "Training"]
@@ -28,7 +28,7 @@ class Training(ABC):
         """Copies of the weights on this rank that are the result of the training, as "chunk.name"."""
 
     @abstractmethod
-    def memory(self) -> Memory:
+    def memory(self) -> Breakdown:
         """What lies on this rank all the time; without activations."""
 
     @abstractmethod

@@ -7,9 +7,10 @@ import deepspeed
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import Tensor, nn
 
+from avgpipe_ds.memory.breakdown import Breakdown
+from avgpipe_ds.memory.tensors import bytes_of, optimizer_tensors
 from bench.contenders.base import Contender, Training
 from bench.layers import mean_squared_error
-from bench.memory import Memory, bytes_of, optimizer_tensors
 from bench.workload import Samples, Workload
 
 __all__ = ["DeepSpeedPipeline", "DeepSpeedTraining", "deepspeed_config", "pipeline_module"]
@@ -58,12 +59,12 @@ class DeepSpeedTraining(Training):
         """Layers are named by their place in the whole model, so the names are as they should be."""
         return {name: weight.detach().clone() for name, weight in self.engine.module.named_parameters()}
 
-    def memory(self) -> Memory:
+    def memory(self) -> Breakdown:
         """Master weights are the parameters themselves, or, with ZeRO-1, partitions of their own."""
         optimizer = self.engine.basic_optimizer
         masters = [weight for group in optimizer.param_groups for weight in group["params"]]
         parameters = list(self.parameters())
-        return Memory(
+        return Breakdown(
             weights=bytes_of([*parameters, *masters]),
             gradients=sum(p.numel() * p.element_size() for p in parameters),
             optimizer=bytes_of(optimizer_tensors(optimizer)),

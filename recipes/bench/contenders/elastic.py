@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 import avgpipe_ds
+from avgpipe_ds.memory.breakdown import Breakdown
 from bench.contenders.base import Contender, Training
 from bench.contenders.deepspeed_pipeline import DeepSpeedTraining, deepspeed_config, pipeline_module
 from bench.costs import memory_of
-from bench.memory import Memory
 from bench.workload import Workload
 
 __all__ = ["Elastic"]
@@ -24,8 +24,8 @@ class _Training(DeepSpeedTraining):
         state: dict[str, Tensor] = self.engine.reference_state_dict()
         return state
 
-    def memory(self) -> Memory:
-        return Memory(**memory_of(self.engine))
+    def memory(self) -> Breakdown:
+        return memory_of(self.engine)
 
     def close(self) -> None:
         self.engine.close()

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleDualPipeV
 
+from avgpipe_ds.memory.breakdown import Breakdown
+from avgpipe_ds.memory.tensors import bytes_of, optimizer_tensors
 from bench.contenders.base import Contender, Training
 from bench.layers import mean_squared_error
-from bench.memory import Memory, bytes_of, optimizer_tensors
 from bench.workload import Workload
 
 __all__ = ["Placement", "TorchPipelining", "stages_of"]
@@ -77,9 +78,9 @@ class _Training(Training):
         named = [pair for stage in self._stages.values() for pair in stage.named_parameters()]
         return {name: weight.detach().clone() for name, weight in named}
 
-    def memory(self) -> Memory:
+    def memory(self) -> Breakdown:
         parameters = list(self.parameters())
-        return Memory(
+        return Breakdown(
             weights=bytes_of(parameters),
             gradients=sum(p.numel() * p.element_size() for p in parameters),
             optimizer=bytes_of(optimizer_tensors(self._optimizer)),

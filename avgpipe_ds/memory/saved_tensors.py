@@ -1,58 +1,18 @@
-"""Memory of a contender on one rank: what lies there all the time, and what autograd keeps alive in between.
+"""What autograd keeps alive between forward and backward, heard from autograd itself.
 
-Process-wide figures would compare allocators and libraries. So the tensors are counted, in the same way for everyone: weights,
-gradients and optimizer state by their storages, and the activations by hooks that hear when autograd saves a tensor and when it
-lets go of it.
+Process-wide figures compare allocators and libraries. Hooks hear when autograd saves a tensor and when it lets go of it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Memory", "SavedTensors", "bytes_of", "largest", "optimizer_tensors"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes on one rank, all pipelines together.
-
-    Attributes:
-        weights: of the model, and master copies if there are any.
-        gradients: as they are at an optimizer step.
-        optimizer: its state.
-        reference: of elastic averaging: the reference model and what it sums up.
-        activations: the most that autograd kept alive at a time.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    reference: int = 0
-    activations: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.gradients + self.optimizer + self.reference + self.activations
-
-
-def largest(ranks: Iterable[Memory]) -> int:
-    """Bytes on the rank that needs most."""
-    return max(memory.total for memory in ranks)
-
-
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages behind some tensors, each counted once."""
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors of an optimizer's state."""
-    return [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+__all__ = ["SavedTensors"]
 
 
 class SavedTensors:
@@ -72,7 +32,7 @@ class SavedTensors:
         self._uses: dict[int, int] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
-    def __enter__(self) -> "SavedTensors":
+    def __enter__(self) -> SavedTensors:
         self._hooks.__enter__()
         return self
 
