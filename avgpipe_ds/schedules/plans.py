@@ -105,14 +105,14 @@ def peak_stored(actions: Sequence[Action]) -> int:
     return peak
 
 
-def most_stored(actions: Sequence[Action], num_pipelines: int) -> int:
-    """A bound of the micro-batches that N pipelines together store on a stage: all at their most, however they interleave.
+def most_stored(plans: Sequence[Plan], num_pipelines: int) -> tuple[int, ...]:
+    """By stage, a bound of the micro-batches that N pipelines together store: all at their most, however they interleave.
 
-    Where every backward follows its forward, as on the last stage of 1F1B, it is 1: that backward needs no message, and goes
-    before all forwards.
+    On the last stage a backward needs no message and goes before all forwards. So where it follows its forward, as in 1F1B, the
+    bound is 1.
     """
-    peak = peak_stored(actions)
-    return 1 if peak == 1 else num_pipelines * peak
+    peaks = [peak_stored(actions) for actions in plans]
+    return tuple(num_pipelines * peak for peak in peaks[:-1]) + (1 if peaks[-1] == 1 else num_pipelines * peaks[-1],)
 
 
 def _check_ranges(*, num_stages: int, num_micro_batches: int, stage_id: int) -> None:

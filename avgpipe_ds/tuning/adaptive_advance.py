@@ -108,7 +108,8 @@ class AdaptiveAdvance:
         return AdvanceForwardSchedule(self._stage.num_micro_batches, topology.num_stages, topology.stage_id, advance=advance)
 
     def _needed_gb(self, advance: int) -> float:
-        return self._memory_of(most_stored(self._schedule_with(advance).plan, self._stage.num_pipelines)).total / _GB
+        stored = most_stored(self._schedule_with(advance).plans, self._stage.num_pipelines)
+        return self._memory_of(stored[self._stage.topology.stage_id]).total / _GB
 
     def _limited(self, needs_gb: list[tuple[float, float]]) -> Decision | None:
         """What the memory limit says, if it does: by stage, what the present advance and one more need."""

@@ -60,7 +60,7 @@ def predict(profile: Profile, setting: Setting, predictor: Predictor) -> Predict
 def predict_memory(profile: Profile, setting: Setting) -> tuple[Breakdown, ...]:
     """Bytes of each stage (paper, section 5.2.2): N models with gradients and optimizer, a reference, N times what is stored."""
     number = setting.num_pipelines
-    stored = [most_stored(plan, number) for plan in setting.plans(len(profile.stages))]
+    stored = most_stored(setting.plans(len(profile.stages)), number)
     samples = profile.batch / setting.num_micro_batches
     return tuple(
         Breakdown(

@@ -355,7 +355,7 @@ def test_documentation_shows_what_is_printed(arguments, output, capsys):
 def test_pipelines_together_store_at_most_the_bound(K, M, N, a, message):
     plans = plan_all_stages("advance_forward", num_stages=K, num_micro_batches=M, advance=a)
     found = simulate(plans, StageCosts.uniform(message_s=message), num_pipelines=N, num_iterations=4)
-    bounds = [most_stored(actions, N) for actions in plans]
+    bounds = most_stored(plans, N)
     assert all(1 <= one <= bound for one, bound in zip(found.peak_together, bounds, strict=True))
     assert N > 1 or found.peak_together == found.peak_stored
     assert found.peak_together[-1] == 1
