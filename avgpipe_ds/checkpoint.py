@@ -7,6 +7,7 @@ iteration, the reference's shard, and the position in the data. Work in flight i
 from __future__ import annotations
 
 import copy
+import io
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
 
-__all__ = ["read", "restore", "save", "start_from_first"]
+__all__ = ["read", "restore", "save", "snapshot", "start_from_first"]
 
 
 class Run(Protocol):
@@ -48,8 +49,25 @@ _COUNTERS = ("global_steps", "skipped_steps", "micro_steps")
 
 def save(run: Run, save_dir: str, tag: str) -> None:
     """Write this rank's file. Every rank calls it, between two iterations."""
+    path = Path(save_dir, tag, _file(run))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    torch.save(_state(run), unfinished)
+    os.replace(unfinished, path)
+
+
+def snapshot(run: Run) -> dict[str, Any]:
+    """A copy, in the host's memory, of what `save` writes; for `restore`."""
+    file = io.BytesIO()
+    torch.save(_state(run), file)
+    file.seek(0)
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
+    return state
+
+
+def _state(run: Run) -> dict[str, Any]:
     reference = run.reference
-    state = {
+    return {
         "shape": _shape(run),
         "iteration": run.iteration,
         "consumed_micro_batches": run.consumed_micro_batches,
@@ -59,11 +77,6 @@ def save(run: Run, save_dir: str, tag: str) -> None:
         "random": torch.get_rng_state(),
         "advance": run.advance.state_dict(),
     }
-    path = Path(save_dir, tag, _file(run))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    torch.save(state, unfinished)
-    os.replace(unfinished, path)
 
 
 def read(run: Run, load_dir: str, tag: str | None, *, weights_only: bool) -> dict[str, Any] | None:

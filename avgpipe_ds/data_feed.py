@@ -40,7 +40,9 @@ class DataFeed:
         self._recorder = recorder
         self._iterator: Iterator[Any] | None = None
         self._error: Exception | None = None
-        self._items: dict[int, list[MicroBatch | None]] = {}
+        self._items: dict[int, list[MicroBatch]] = {}
+        self._taken: set[tuple[int, int]] = set()
+        self._held: list[MicroBatch] | None = None
         self._exhausted = True
 
     def use(self, iterator: Iterator[Any]) -> None:
@@ -68,21 +70,35 @@ class DataFeed:
 
     def take(self, iteration: int, index: int) -> MicroBatch:
         """Micro-batch `index` (0 .. N*M-1) of an iteration that is `ready`, once."""
-        item = self._items[iteration][index]
-        assert item is not None, f"micro-batch {index} of iteration {iteration} was taken twice"
-        self._items[iteration][index] = None
-        return item
+        assert (iteration, index) not in self._taken, f"micro-batch {index} of iteration {iteration} was taken twice"
+        self._taken.add((iteration, index))
+        return self._items[iteration][index]
 
     def finish(self, iteration: int) -> None:
         """Iteration `iteration` is trained; forget it."""
         self._items.pop(iteration, None)
+        self._taken = {(other, index) for other, index in self._taken if other != iteration}
+
+    def hold(self, iteration: int) -> None:
+        """Give the data of this iteration, if all of it is there, to those that follow, too, until `release`."""
+        if self.ready(iteration):
+            self._held = self._items[iteration]
+
+    def release(self, iteration: int) -> None:
+        """What `hold` held is the data of this iteration again, and of no other."""
+        if self._held is not None:
+            self._items, self._held = {iteration: self._held}, None
 
     def reset(self) -> None:
         """Forget everything that was taken ahead: a checkpoint was loaded."""
         self._items.clear()
+        self._taken.clear()
         self._iterator, self._error, self._exhausted = None, None, True
 
     def _fill(self, iteration: int) -> None:
+        if self._held is not None:
+            self._items[iteration] = self._held
+            return
         items = self._items.setdefault(iteration, [])
         try:
             while len(items) < self._size and not self._exhausted and self._iterator is not None and self._error is None:

@@ -35,6 +35,8 @@ from avgpipe_ds.schedules.deepspeed_schedules import PlannedSchedule, make_sched
 from avgpipe_ds.schedules.simulate import simulate
 from avgpipe_ds.tracing.window import TraceWindow
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
+from avgpipe_ds.tuning.profile import Profile
+from avgpipe_ds.tuning.profiler import Profiler
 
 __all__ = ["AvgPipeEngine"]
 
@@ -216,6 +218,47 @@ class AvgPipeEngine(compat.StageEngine):
         with self._together(name):
             pass
 
+    def profile(self, data_iter: Iterator[Any] | None = None, *, iterations: int = 20, keep: bool = True) -> Profile:
+        """Train some iterations while measuring what tuning needs to know; every rank calls it (paper, section 5.2.1).
+
+        Args:
+            data_iter: as for `train_batch`.
+            iterations: how many.
+            keep: whether they count as training. Otherwise all of them train the data of one, and afterwards weights, optimizers,
+                random numbers and the position in the data are as before; that takes a copy of the state in the host's memory.
+
+        Returns:
+            The same on all ranks of a replica.
+
+        Raises:
+            AvgPipeError: a timeline is being recorded.
+            ValueError: `iterations` is below 1.
+            Exception: as `train_batch`.
+
+        """
+        if iterations < 1:
+            raise ValueError(f"a profile takes at least 1 iteration, got {iterations}")
+        stage, start, saved = self._stage, self._iteration, None
+        has_momentum = self._reference is not None and self._reference.rule.has_momentum
+        profiler = Profiler(stage, self.pipelines, has_momentum=has_momentum)
+        with self._together("profile"):
+            if not keep:
+                saved = checkpoint.snapshot(self)
+                self._hold_data(data_iter)
+            profiler.begin()
+        try:
+            for _ in range(iterations):
+                self.train_batch(data_iter)
+            with self._together("end of profile"):
+                found = profiler.finish()
+        finally:
+            profiler.abandon()
+        if saved is not None:
+            with self._together("restore after profile"):
+                checkpoint.restore(self, saved, load_optimizer_states=True, load_lr_scheduler_states=True)
+                stage.feed.release(start)
+        return found
+
     def memory_report(self) -> MemoryReport:
         """What training needs of every accelerator's memory, by kind; every rank calls it, after an iteration at least.
 
@@ -373,6 +416,13 @@ class AvgPipeEngine(compat.StageEngine):
                 values |= self._reference.masters()
         with swapped(values) if values else nullcontext():
             yield
+
+    def _hold_data(self, data_iter: Iterator[Any] | None) -> None:
+        if self._stage.topology.takes_data:
+            if data_iter is not None:
+                self.set_dataiterator(data_iter)
+            self._data.take(self._iteration, self.data_iterator)
+            self._stage.feed.hold(self._iteration)
 
     def _fixed_schedule(self) -> Callable[[int], PlannedSchedule]:
         topology = self._stage.topology

@@ -28,6 +28,7 @@ from avgpipe_ds.deepspeed_compat.compute import (
     backward_from_loss,
     discard_gradients,
     forward,
+    forward_alone,
     needs_inputs_with_gradient,
     optimizer_step,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "discard_gradients",
     "ensure_trainable",
     "forward",
+    "forward_alone",
     "gradient_bytes",
     "gradients_to_reduce",
     "has_own_collectives",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.torch_autocast import autocast_if_enabled
 from torch import Tensor
 
 from avgpipe_ds.deepspeed_compat.build import StageEngine
@@ -18,6 +19,7 @@ __all__ = [
     "backward_from_loss",
     "discard_gradients",
     "forward",
+    "forward_alone",
     "needs_inputs_with_gradient",
     "optimizer_step",
 ]
@@ -26,6 +28,14 @@ __all__ = [
 def forward(engine: StageEngine, inputs: Any) -> Any:
     """Forward of this stage's layers under DeepSpeed's hooks and autocast."""
     return DeepSpeedEngine.forward(engine, inputs)
+
+
+def forward_alone(engine: StageEngine, inputs: Any) -> Any:
+    """The same forward without DeepSpeed's hooks, outside of training: `torch.autograd.grad` may differentiate its graph."""
+    if engine.fp16_auto_cast():
+        inputs = engine._cast_inputs_half(inputs)
+    with autocast_if_enabled(engine):
+        return engine.module(inputs)
 
 
 def needs_inputs_with_gradient(engine: StageEngine) -> bool:

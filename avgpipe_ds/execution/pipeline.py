@@ -166,6 +166,8 @@ class Pipeline:
 
     def _forward(self, buffer_id: int, micro_batch: int) -> None:
         slot, last = self._slots[buffer_id], self.stage.topology.is_last
+        if self.stage.capture is not None:
+            self.stage.capture(slot.inputs, slot.labels)
         # Cloned, as in DeepSpeed, so that a first layer may work in place.
         inputs = tuple(t.clone() for t in slot.inputs) if isinstance(slot.inputs, tuple) else slot.inputs.clone()
         with self.random.active(), self.stage.activations.forward():

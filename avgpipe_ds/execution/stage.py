@@ -11,7 +11,9 @@ A rank is stage k of every pipeline. The pipelines meet in two rules only, both 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -80,6 +82,7 @@ class Stage:
         num_pipelines, num_micro_batches: N and M.
         recorder: of timelines.
         activations: measures what forwards leave for backwards.
+        capture: told the inputs and labels of every forward, while somebody wants them.
         training: the iteration that `train_batch` works on, or worked on last; -1 before the first.
         stepped: how many pipelines have stepped in it.
 
@@ -94,6 +97,7 @@ class Stage:
     num_micro_batches: int
     recorder: Recorder
     activations: ActivationMeter
+    capture: Callable[[Any, Any], None] | None = None
     training: int = -1
     stepped: int = 0
 

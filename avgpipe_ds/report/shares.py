@@ -8,17 +8,16 @@ are those of the launching thread.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from avgpipe_ds.report.load import common_window
+from avgpipe_ds.tracing.own_time import own_time
 from avgpipe_ds.tracing.spans import (
     AVERAGING,
     CLIPPING_NORM,
     IDLE,
     OPTIMIZER_STEP,
     TAKE_DATA,
-    WAIT,
     Span,
     StageTrace,
 )
@@ -78,7 +77,7 @@ def shares_of(traces: list[StageTrace]) -> list[StageShares]:
 
 def _shares(trace: StageTrace, start_ns: int, end_ns: int) -> dict[str, float]:
     own_ns: defaultdict[str, int] = defaultdict(int)
-    for span, pieces in _own_time(trace.spans):
+    for span, pieces in own_time(trace.spans):
         own_ns[_category(span)] += sum(max(0, min(b, end_ns) - max(a, start_ns)) for a, b in pieces)
     own_ns[OUTSIDE] += end_ns - start_ns - sum(own_ns.values())
     return {category: own_ns[category] / (end_ns - start_ns) for category in CATEGORIES}
@@ -86,28 +85,3 @@ def _shares(trace: StageTrace, start_ns: int, end_ns: int) -> dict[str, float]:
 
 def _category(span: Span) -> str:
     return _IDLE[span.detail] if span.name == IDLE else _WORK.get(span.name, EXECUTOR)
-
-
-def _own_time(spans: tuple[Span, ...]) -> Iterator[tuple[Span, list[tuple[int, int]]]]:
-    """Each span of the main thread with those pieces of it that belong to no span inside it."""
-    ordered = sorted((s for s in spans if s.name != WAIT), key=lambda span: (span.start_ns, -span.end_ns))
-    pieces: list[list[tuple[int, int]]] = [[] for _ in ordered]
-    open_spans: list[int] = []
-    now_ns = 0
-
-    def advance(to_ns: int) -> None:
-        nonlocal now_ns
-        if open_spans and to_ns > now_ns:
-            pieces[open_spans[-1]].append((now_ns, to_ns))
-        now_ns = max(now_ns, to_ns)
-
-    for place, span in enumerate(ordered):
-        while open_spans and ordered[open_spans[-1]].end_ns <= span.start_ns:
-            advance(ordered[open_spans[-1]].end_ns)
-            open_spans.pop()
-        advance(span.start_ns)
-        open_spans.append(place)
-    while open_spans:
-        advance(ordered[open_spans[-1]].end_ns)
-        open_spans.pop()
-    yield from zip(ordered, pieces, strict=True)

@@ -64,7 +64,7 @@ def predict_memory(profile: Profile, setting: Setting) -> tuple[Breakdown, ...]:
     samples = profile.batch / setting.num_micro_batches
     return tuple(
         Breakdown(
-            weights=number * stage.weights,
+            weights=number * stage.weights + stage.frozen,
             gradients=number * stage.gradients,
             optimizer=number * stage.optimizer,
             reference=stage.reference if number > 1 else 0,

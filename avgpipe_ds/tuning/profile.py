@@ -63,7 +63,10 @@ class StageProfile(_Part):
         activation: to the next stage; empty on the last.
         gradient: to the previous stage; empty on the first.
         step_s: seconds of one pipeline's optimizer step, with its averaging.
+        overhead_s: seconds of executor, messages and data beside each forward and each backward, whatever their size.
+        utilisation: part of equal intervals of the profile in which the stage computed.
         weights, gradients, optimizer: bytes of one pipeline.
+        frozen: bytes of weights that do not train, stored once.
         reference: bytes of the reference model and the sum of the updates, as they are from two pipelines on.
 
     """
@@ -72,18 +75,21 @@ class StageProfile(_Part):
     activation: Message = Message()
     gradient: Message = Message()
     step_s: Seconds = 0.0
+    overhead_s: Seconds = 0.0
+    utilisation: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
     weights: Bytes = 0
+    frozen: Bytes = 0
     gradients: Bytes = 0
     optimizer: Bytes = 0
     reference: Bytes = 0
 
     def forward_s(self, samples: float) -> float:
         """Seconds of the forward of a micro-batch."""
-        return self._at(samples, lambda one: one.forward_s)
+        return self.overhead_s + self._at(samples, lambda one: one.forward_s)
 
     def backward_s(self, samples: float) -> float:
         """Seconds of the backward of a micro-batch."""
-        return self._at(samples, lambda one: one.backward_s)
+        return self.overhead_s + self._at(samples, lambda one: one.backward_s)
 
     def activation_bytes(self, samples: float) -> float:
         """Bytes that autograd keeps of a micro-batch."""

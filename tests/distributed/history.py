@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,11 @@ class Snapshot:
     reference: State
 
 
-def train(run: Run) -> list[Snapshot]:
-    """This rank's shard of what our engine makes of the run; replica r trains on the data of seed 1 + r."""
+def train(run: Run, before: Callable[[Any, Any], None] = lambda engine, data: None) -> list[Snapshot]:
+    """This rank's shard of what our engine makes of the run; replica r trains on the data of seed 1 + r.
+
+    `before` is called with engine and data before each iteration.
+    """
     engine = run.engine()
     own_masters = engine.optimizer is not engine.basic_optimizer
     seen: dict[int, State] = {}
@@ -46,6 +49,7 @@ def train(run: Run) -> list[Snapshot]:
     data = run.task.data(1 + engine.grid.get_data_parallel_rank())
     history = []
     for _ in range(run.iterations):
+        before(engine, data)
         loss = float(engine.train_batch(data))
         weights = [weights_of(pipeline.module) for pipeline in engine.pipelines]
         gradients = [] if own_masters else [seen[i] for i in range(engine.num_pipelines)]
