@@ -20,7 +20,7 @@ from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
 
-__all__ = ["read", "restore", "save", "snapshot", "start_from_first"]
+__all__ = ["read", "restore", "save", "saved_pipelines", "snapshot", "start_from_first"]
 
 
 class Run(Protocol):
@@ -44,6 +44,7 @@ class Run(Protocol):
         """Continue from the present weights."""
 
 
+_FILES = "avgpipe-stage_*.pt"
 _COUNTERS = ("global_steps", "skipped_steps", "micro_steps")
 
 
@@ -106,6 +107,18 @@ def read(run: Run, load_dir: str, tag: str | None, *, weights_only: bool) -> dic
     return state
 
 
+def saved_pipelines(load_dir: str, tag: str | None) -> int | None:
+    """N of a checkpoint; None if there is none, or plain DeepSpeed saved it."""
+    try:
+        folder = _folder(load_dir, tag)
+    except ValueError:  # `read` says so on every rank
+        return None
+    file = None if folder is None else next(iter(sorted(folder.glob(_FILES))), None)
+    if file is None:
+        return None
+    return int(torch.load(file, map_location="cpu", weights_only=False)["shape"]["num_pipelines"])
+
+
 def restore(run: Run, state: dict[str, Any], *, load_optimizer_states: bool, load_lr_scheduler_states: bool) -> None:
     """Continue from what `read` gave, after DeepSpeed has loaded its own files. Every rank calls it."""
     for pipeline, saved in zip(run.pipelines, state["pipelines"], strict=True):
@@ -160,7 +173,7 @@ def _folder(load_dir: str, tag: str | None) -> Path | None:
 
 def _fitting_state(run: Run, folder: Path) -> dict[str, Any] | None:
     path = folder / _file(run)
-    others = sorted(folder.glob("avgpipe-stage_*.pt"))
+    others = sorted(folder.glob(_FILES))
     if not others:
         return None
     # Any rank's file tells the shape of the whole; a rank that has none of its own still says what is wrong.

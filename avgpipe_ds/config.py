@@ -19,11 +19,9 @@ from pydantic.fields import FieldInfo
 from avgpipe_ds.averaging.stability import largest_stable_alpha
 from avgpipe_ds.errors import ConfigError
 
-__all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig", "TraceConfig"]
+__all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig", "TraceConfig", "TuningConfig"]
 
 BLOCK = "avgpipe"
-# Keys that a later version will tune by itself. Users who copy such a configuration deserve more than "not an integer".
-_TUNABLE = ("num_pipelines",)
 # Averaging settings that only some rules read.
 _RULES_USING = {"momentum": ("sma",), "outer_lr": ("avgpipe",), "outer_momentum": ("avgpipe",)}
 
@@ -80,13 +78,27 @@ class TraceConfig(_Section):
     iterations: int = Field(default=4, ge=1, description="an integer >= 1: train_batch calls to record")
 
 
+class TuningConfig(_Section):
+    """How "auto" is found out (paper, section 5; docs/tuning.md)."""
+
+    iterations: int = Field(default=20, ge=1, description="an integer >= 1: train_batch calls that are profiled")
+    max_pipelines: int = Field(default=4, ge=1, description="an integer >= 1: the largest num_pipelines to choose")
+    predictor: Literal["simulation", "paper"] = Field(default="simulation", description='one of "simulation", "paper"')
+    profile: str | None = Field(
+        default=None, min_length=1, description="a file that the profile is written to before training ends, or null"
+    )
+
+
 class AvgPipeConfig(_Section):
     """The whole block. `AvgPipeConfig()` is plain DeepSpeed: one pipeline, 1F1B."""
 
-    num_pipelines: int = Field(default=1, ge=1, description="an integer >= 1: N, the parallel pipelines")
+    num_pipelines: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=1, description='an integer >= 1: N, the parallel pipelines, or "auto"'
+    )
     averaging: AveragingConfig = Field(default=AveragingConfig(), description="an object with averaging settings")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="an object with schedule settings")
     memory_limit_gb: float | None = Field(default=None, gt=0, description="a number above 0, or null: GB per accelerator")
+    tuning: TuningConfig = Field(default=TuningConfig(), description="an object with tuning settings")
     trace: TraceConfig | None = Field(
         default=None, description="a folder for timelines, an object with directory, warmup and iterations, or null"
     )
@@ -99,7 +111,12 @@ class AvgPipeConfig(_Section):
     @property
     def alpha(self) -> float:
         """Alpha as a number, "auto" resolved with this configuration's `num_pipelines`."""
-        return self.averaging.alpha_for(self.num_pipelines)
+        return self.averaging.alpha_for(self.first_num_pipelines)
+
+    @property
+    def first_num_pipelines(self) -> int:
+        """N that training starts with: 1 while "auto" is being found out."""
+        return 1 if self.num_pipelines == "auto" else self.num_pipelines
 
     @classmethod
     def from_deepspeed(cls, ds_config: Mapping[str, Any]) -> AvgPipeConfig:
@@ -125,7 +142,7 @@ class AvgPipeConfig(_Section):
             problems |= {path: text for path, text in _combination_problems(block) if path not in problems}
             lines = "\n".join(f"  {BLOCK}.{path}: {text}" for path, text in problems.items())
             raise ConfigError(f'{len(problems)} problem(s) in the "{BLOCK}" block:\n{lines}') from None
-        if config.memory_limit_gb is not None and config.schedule.advance != "auto":
+        if config.memory_limit_gb is not None and "auto" not in (config.schedule.advance, config.num_pipelines):
             warnings.warn(
                 f'{BLOCK}.memory_limit_gb has no effect: it bounds what is tuned, and no setting is "auto"', stacklevel=2
             )
@@ -207,8 +224,6 @@ def _problems(error: ValidationError) -> dict[str, str]:
             continue
         if unknown:
             problems[key] = f"unknown key; {_suggestion(path, section)}"
-        elif item["input"] == "auto" and key in _TUNABLE:
-            problems[key] = f'automatic tuning is not in this version; expected {expected}; got "auto"'
         else:
             problems[key] = f"expected {expected}; got {item['input']!r}"
     return problems

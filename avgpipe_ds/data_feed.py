@@ -89,6 +89,13 @@ class DataFeed:
         if self._held is not None:
             self._items, self._held = {iteration: self._held}, None
 
+    def inherit(self, other: DataFeed, iteration: int) -> None:
+        """Go on with the data that another feed has taken, none of which was trained, as that of `iteration`."""
+        taken = next(iter(other._items.values()), [])
+        assert len(other._items) <= 1 and not other._taken, "data of it was trained"
+        self._items = {iteration: taken}
+        self._iterator, self._exhausted, self._error = other._iterator, other._exhausted, other._error
+
     def reset(self) -> None:
         """Forget everything that was taken ahead: a checkpoint was loaded."""
         self._items.clear()

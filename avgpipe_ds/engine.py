@@ -35,6 +35,7 @@ from avgpipe_ds.schedules.deepspeed_schedules import PlannedSchedule, make_sched
 from avgpipe_ds.schedules.simulate import simulate
 from avgpipe_ds.tracing.window import TraceWindow
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
+from avgpipe_ds.tuning.auto_pipelines import AutoPipelines
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.profiler import Profiler
 
@@ -67,10 +68,16 @@ class AvgPipeEngine(compat.StageEngine):
 
     def start(self, config: AvgPipeConfig, others: list[compat.StageEngine]) -> None:
         """Connect the ranks and begin. Called once, by `initialize`, on every rank."""
-        engines = [self, *others]
         self.avgpipe_config = config
         self.consumed_micro_batches = 0
         self._progress = Progress()
+        self._auto: AutoPipelines | None = None
+        self._connect(others)
+        self.restart(iteration=0)
+
+    def _connect(self, others: list[compat.StageEngine]) -> None:
+        """Everything that depends on the number of pipelines. Collective."""
+        config, engines = self.avgpipe_config, [self, *others]
         self._since_start = 0
         self._stage = assemble_stage(engines)
         self._together = CollectiveCall(self._stage.mailbox)
@@ -87,7 +94,7 @@ class AvgPipeEngine(compat.StageEngine):
         self._trainable = self._now_trainable()
         self._executor = Executor(self._stage.mailbox, self._stage.recorder)
         self._trace = TraceWindow(
-            config.trace,
+            None if config.num_pipelines == "auto" else config.trace,
             self._stage.recorder,
             rank=topology.rank,
             num_ranks=len(topology.world_ranks),
@@ -98,9 +105,12 @@ class AvgPipeEngine(compat.StageEngine):
             num_micro_batches=self._stage.num_micro_batches,
         )
         self._stage.activations.start()
-        self.restart(iteration=0)
         self._goodbye = partial(_close_at_exit, self._stage.mailbox, self._trace)  # not a method: it must not keep the engine
         atexit.register(self._goodbye)
+
+    def tune_pipelines(self, auto: AutoPipelines) -> None:
+        """Find out N in the first iterations, which train one pipeline. Called once, by `initialize`, on every rank."""
+        self._auto = auto
 
     @property
     def num_pipelines(self) -> int:
@@ -147,6 +157,8 @@ class AvgPipeEngine(compat.StageEngine):
             for pipeline in self.pipelines:
                 pipeline.module.train()
             stage.begin(iteration)
+            if self._auto is not None and self._auto.is_last():
+                stage.last = iteration
             begin = time.perf_counter()
             self._executor.run(lambda: self._nothing_left(iteration))
             seconds = time.perf_counter() - begin
@@ -158,8 +170,11 @@ class AvgPipeEngine(compat.StageEngine):
             if stage.topology.takes_data:
                 stage.feed.finish(iteration)
                 stage.feed.ready(iteration + 1)  # on both stages at the same point, however far each has run ahead
-            self._measured(iteration, seconds)
-            return self._progress.report(self, self.pipelines, self._iteration)
+            loss = self._progress.report(self, self.pipelines, self._iteration)
+            chosen = self._measured(iteration, seconds)
+        if chosen is not None:
+            self._go_on_with(chosen, keep_data=True)
+        return loss
 
     def eval_batch(
         self,
@@ -239,8 +254,7 @@ class AvgPipeEngine(compat.StageEngine):
         if iterations < 1:
             raise ValueError(f"a profile takes at least 1 iteration, got {iterations}")
         stage, start, saved = self._stage, self._iteration, None
-        has_momentum = self._reference is not None and self._reference.rule.has_momentum
-        profiler = Profiler(stage, self.pipelines, has_momentum=has_momentum)
+        profiler = self._profiler()
         with self._together("profile"):
             if not keep:
                 saved = checkpoint.snapshot(self)
@@ -340,6 +354,8 @@ class AvgPipeEngine(compat.StageEngine):
 
         """
         weights_only = bool(options.get("load_module_only"))
+        if self._auto is not None and not weights_only:
+            self._adopt(load_dir, tag)
         with self._together(f"load_checkpoint with tag {tag!r} and load_module_only={weights_only}"):
             state = checkpoint.read(self, load_dir, tag, weights_only=weights_only)
             wanted = {name: options.get(name, True) for name in ("load_optimizer_states", "load_lr_scheduler_states")}
@@ -417,6 +433,10 @@ class AvgPipeEngine(compat.StageEngine):
         with swapped(values) if values else nullcontext():
             yield
 
+    def _profiler(self) -> Profiler:
+        rule = make_rule(self.avgpipe_config.averaging, 2)  # as two pipelines would have it
+        return Profiler(self._stage, self.pipelines, has_momentum=rule.has_momentum)
+
     def _hold_data(self, data_iter: Iterator[Any] | None) -> None:
         if self._stage.topology.takes_data:
             if data_iter is not None:
@@ -445,13 +465,46 @@ class AvgPipeEngine(compat.StageEngine):
         state = ModelState.of(self, has_momentum=has_momentum).of_pipelines(self.num_pipelines)
         return replace(state, activations=stored * (self._stage.activations.micro_batch_bytes or 0))
 
-    def _measured(self, iteration: int, seconds: float) -> None:
-        """What an iteration tells of memory and of the advance."""
+    def _measured(self, iteration: int, seconds: float) -> AvgPipeConfig | None:
+        """What an iteration tells of memory, of the advance, and of N: then the configuration to go on with."""
         self._since_start += 1
         if self._since_start == _MEMORY_ITERATIONS:
             self._stage.activations.stop()
+        if self._auto is not None:
+            return self._auto.trained(self._profiler)
         if self.avgpipe_config.schedule.advance == "auto":
             self.advance.trained(iteration, seconds)
+        return None
+
+    def _adopt(self, load_dir: str, tag: str | None) -> None:
+        """Where N is still to be found out, the one that a checkpoint was saved with is taken."""
+        with self._together("load_checkpoint"):
+            saved = checkpoint.saved_pipelines(load_dir, tag)
+            every = self._stage.rendezvous.gather(("adopt",), self._stage.topology.world_ranks, saved)
+        number = next((found for found in every if found is not None), None)
+        if number is not None:
+            self._go_on_with(self.avgpipe_config.model_copy(update={"num_pipelines": number}), keep_data=False)
+
+    def _go_on_with(self, config: AvgPipeConfig, *, keep_data: bool) -> None:
+        """Train as many pipelines as `config` says from here on, all from the present state; what is under way is given up.
+
+        With `keep_data` nothing is under way, and data that was taken ahead is trained next.
+        """
+        assert self._auto is not None
+        first, stage, consumed = self.pipelines[0], self._stage, self.consumed_micro_batches
+        others = self._auto.build(config.first_num_pipelines - 1)
+        self._auto, self.avgpipe_config = None, config
+        random = first.random.state_dict()
+        self._executor.clear()
+        stage.rendezvous.gather(("reconnect",), stage.topology.world_ranks)  # nobody needs an answer of this rank any more
+        stage.mailbox.close("it reconnects")
+        atexit.unregister(self._goodbye)
+        self._connect(others)
+        self.pipelines[0].random.load_state_dict(random)
+        checkpoint.start_from_first(self, weights_only=False)
+        self.consumed_micro_batches = consumed
+        if keep_data:
+            self._stage.feed.inherit(stage.feed, self._iteration)
 
     def _stepped(self, pipeline: Pipeline) -> None:
         if self._reference is not None:

@@ -17,6 +17,7 @@ from avgpipe_ds.errors import ConfigError
 from avgpipe_ds.ownership import own_optimizer, parameter_list
 from avgpipe_ds.replicate import replicate
 from avgpipe_ds.tracing.window import prepare_directory
+from avgpipe_ds.tuning.auto_pipelines import AutoPipelines
 
 __all__ = ["init_distributed", "initialize"]
 
@@ -100,10 +101,11 @@ def initialize(
         dist_init_required=dist_init_required,
         **first,
     )
-    quiet = compat.config_for_other_pipelines(plan.settings)
-    others = [compat.build_stage_engine(compat.StageEngine, config=quiet, dist_init_required=False, **own) for own in copies]
+    others = [_further_engine(plan, own) for own in copies]
     assert isinstance(engine, AvgPipeEngine)
     engine.start(plan.block, others)
+    if plan.block.num_pipelines == "auto":
+        engine.tune_pipelines(AutoPipelines(plan.block, lambda number: _further(plan, number)))
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -115,12 +117,14 @@ class _Plan:
         settings: DeepSpeed's configuration.
         block: the "avgpipe" block that was in it.
         belongings: for each pipeline its model, optimizer, parameters and scheduler.
+        spare: the same for one more, which further ones are copied from while N is being tuned; it trains nothing.
 
     """
 
     settings: dict[str, Any]
     block: AvgPipeConfig
     belongings: list[dict[str, Any]]
+    spare: tuple[Any, ...] | None
 
 
 def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_parameters: Any, lr_scheduler: Any) -> _Plan:
@@ -139,26 +143,36 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
         )
     compat.ensure_trainable(model)
-    if optimizer is None and "optimizer" not in settings and block.num_pipelines > 1:
+    if optimizer is None and "optimizer" not in settings and block.num_pipelines != 1:
         raise ConfigError('several pipelines need an optimizer: pass one, or put "optimizer" into the configuration')
     if optimizer is None:
         compat.warn_of_compilation(settings)
     parameters = None if model_parameters is None else parameter_list(model_parameters)
     # Copied before DeepSpeed takes hold of the first: it moves the weights into flat buffers of its own.
-    copies = [replicate(model, optimizer, parameters, lr_scheduler) for _ in range(block.num_pipelines - 1)]
-    belongings = [
-        {
-            "model": its_model,
-            "optimizer": own_optimizer(its_optimizer, its_model, its_parameters),
-            "model_parameters": its_parameters,
-            "lr_scheduler": its_scheduler,
-        }
-        for its_model, its_optimizer, its_parameters, its_scheduler in [
-            (model, optimizer, parameters, lr_scheduler),
-            *copies,
-        ]
-    ]
-    return _Plan(settings, block, belongings)
+    original = (model, optimizer, parameters, lr_scheduler)
+    copies = [replicate(*original) for _ in range(block.first_num_pipelines - 1)]
+    spare = replicate(*original) if block.num_pipelines == "auto" else None
+    return _Plan(settings, block, [_belongings(*one) for one in (original, *copies)], spare)
+
+
+def _belongings(model: compat.PipelineModule, optimizer: Any, parameters: Any, lr_scheduler: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "optimizer": own_optimizer(optimizer, model, parameters),
+        "model_parameters": parameters,
+        "lr_scheduler": lr_scheduler,
+    }
+
+
+def _further(plan: _Plan, number: int) -> list[compat.StageEngine]:
+    """Engines of `number` more pipelines, made from the spare. Every rank calls it."""
+    assert plan.spare is not None
+    return [_further_engine(plan, _belongings(*replicate(*plan.spare))) for _ in range(number)]
+
+
+def _further_engine(plan: _Plan, belongings: dict[str, Any]) -> compat.StageEngine:
+    quiet = compat.config_for_other_pipelines(plan.settings)
+    return compat.build_stage_engine(compat.StageEngine, config=quiet, dist_init_required=False, **belongings)
 
 
 def _agree(settings: Mapping[str, Any], problem: Exception | None) -> None:

@@ -112,6 +112,8 @@ class Pipeline:
     def stream(self) -> Stream:
         """The instructions of all iterations from `iteration` on."""
         while True:
+            if not self.stage.may_begin(self.iteration):
+                yield from self._until("turn", lambda: self.stage.may_begin(self.iteration))
             self.start_of_iteration = self._capture()
             self._micro_batch_losses = []
             self._batch_losses = {}

@@ -85,6 +85,7 @@ class Stage:
         capture: told the inputs and labels of every forward, while somebody wants them.
         training: the iteration that `train_batch` works on, or worked on last; -1 before the first.
         stepped: how many pipelines have stepped in it.
+        last: the iteration after which nothing may run ahead; None for no such.
 
     """
 
@@ -100,6 +101,7 @@ class Stage:
     capture: Callable[[Any, Any], None] | None = None
     training: int = -1
     stepped: int = 0
+    last: int | None = None
 
     def begin(self, iteration: int) -> None:
         """`train_batch` begins an iteration."""
@@ -108,6 +110,10 @@ class Stage:
     def end_without_data(self) -> None:
         """The iteration that was begun has no data: as before it."""
         self.training, self.stepped = self.training - 1, self.num_pipelines
+
+    def may_begin(self, iteration: int) -> bool:
+        """Whether a pipeline may start computing for `iteration`."""
+        return self.last is None or iteration <= self.last
 
     def may_finish(self, iteration: int) -> bool:
         """Whether a pipeline may go beyond its last backward of `iteration`."""

@@ -42,17 +42,19 @@ def train(run: Run, before: Callable[[Any, Any], None] = lambda engine, data: No
     engine = run.engine()
     own_masters = engine.optimizer is not engine.basic_optimizer
     seen: dict[int, State] = {}
-    for pipeline in engine.pipelines:
-        pipeline.engine.basic_optimizer.register_step_pre_hook(
-            lambda *_, pipeline=pipeline: seen.update({pipeline.pipeline_id: gradients_of(pipeline.module)})
-        )
+    heard: set[int] = set()
     data = run.task.data(1 + engine.grid.get_data_parallel_rank())
     history = []
     for _ in range(run.iterations):
         before(engine, data)
+        for pipeline in engine.pipelines[len(heard) :]:  # there may be more than before
+            heard.add(pipeline.pipeline_id)
+            pipeline.engine.basic_optimizer.register_step_pre_hook(
+                lambda *_, i=pipeline.pipeline_id, module=pipeline.module: seen.update({i: gradients_of(module)})
+            )
         loss = float(engine.train_batch(data))
         weights = [weights_of(pipeline.module) for pipeline in engine.pipelines]
-        gradients = [] if own_masters else [seen[i] for i in range(engine.num_pipelines)]
+        gradients = [] if own_masters else [seen[i] for i in sorted(seen)]
         norm = engine.get_global_grad_norm()
         reference = engine.reference_state_dict()
         history.append(Snapshot(loss, None if norm is None else float(norm), gradients, weights, reference))

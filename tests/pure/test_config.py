@@ -112,7 +112,7 @@ def test_a_memory_limit_that_bounds_nothing_is_warned_of():
 @pytest.mark.parametrize("value", [None, 3, [], "2"])
 def test_blocks_must_be_objects(value):
     with pytest.raises(
-        ConfigError, match="expected an object with num_pipelines, averaging, schedule, memory_limit_gb, trace; got"
+        ConfigError, match="expected an object with num_pipelines, averaging, schedule, memory_limit_gb, tuning, trace; got"
     ):
         AvgPipeConfig.from_deepspeed({"avgpipe": value})
     (line,) = problems(schedule=value)
@@ -154,10 +154,11 @@ def test_a_misspelled_block_is_not_ignored(name):
         AvgPipeConfig.from_deepspeed({name: {"num_pipelines": 2}})
 
 
-def test_auto_is_for_a_later_version():
-    lines = problems(num_pipelines="auto")
-    assert [line.split("; got")[0] for line in lines] == [
-        "avgpipe.num_pipelines: automatic tuning is not in this version; expected an integer >= 1: N, the parallel pipelines",
+def test_auto_starts_with_one_pipeline_in_1f1b():
+    config = parse(num_pipelines="auto", schedule={"name": "advance_forward", "advance": "auto"})
+    assert (config.first_num_pipelines, config.alpha) == (1, 1.0)
+    assert problems(num_pipelines="automatic") == [
+        "avgpipe.num_pipelines: expected an integer >= 1: N, the parallel pipelines, or \"auto\"; got 'automatic'"
     ]
 
 

@@ -1,0 +1,115 @@
+"""`"num_pipelines": "auto"`: one pipeline at first, then as many as were chosen, from the same weights and with no data lost."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from avgpipe_ds.tuning.auto_pipelines import AutoPipelines
+from avgpipe_ds.tuning.prediction import Prediction
+from avgpipe_ds.tuning.profile import Profile
+from avgpipe_ds.tuning.setting import Setting
+from tests.distributed.history import Snapshot, assert_close_states, assert_same_history, train, whole
+from tests.distributed.models import Run, Task, weights_of
+from tests.distributed.oracle import SingleProcess
+from tests.distributed.world import CaseFailed, World
+
+PROFILED = 3
+FIRST = 2 + PROFILED  # iterations of one pipeline
+RUN = Run(
+    task=Task(dropout=0.0),
+    num_micro_batches=4,
+    iterations=FIRST + 3,
+    clipping=0.5,
+    optimizer="adamw",
+    avgpipe={"num_pipelines": "auto", "tuning": {"iterations": PROFILED, "max_pipelines": 3}},
+)
+
+
+def train_three(run: Run) -> tuple[list[Snapshot], int, int]:
+    """As `train`; whatever the profile of this tiny model says, three pipelines go on."""
+    choose = AutoPipelines._choose
+
+    def three(self: AutoPipelines, profile: Profile) -> Prediction:
+        chosen = choose(self, profile)
+        assert 1 <= chosen.setting.num_pipelines <= 3 and chosen.setting.num_micro_batches == run.num_micro_batches
+        return replace(chosen, setting=Setting(num_pipelines=3, num_micro_batches=run.num_micro_batches))
+
+    AutoPipelines._choose = three  # type: ignore[method-assign]
+    engines: list[Any] = []
+    try:
+        history = train(run, lambda engine, data: engines.append(engine))
+    finally:
+        AutoPipelines._choose = choose  # type: ignore[method-assign]
+    return history, engines[0].consumed_micro_batches, engines[0].samples_per_iteration()
+
+
+def test_one_then_three(worlds: dict[int, World]) -> None:
+    """All three start from the weights and the optimizer of the first, with the batches that come next."""
+    results = worlds[2].run(train_three, RUN)
+    found = whole([history for history, _, _ in results])
+    consumed = RUN.num_micro_batches * (FIRST + 3 * 3)
+    assert [(micro_batches, samples) for _, micro_batches, samples in results] == [(consumed, 3 * 4 * 3)] * 2
+    one = whole(worlds[2].run(train, replace(RUN, avgpipe={"num_pipelines": 1}, iterations=FIRST)))
+    assert_same_history(found[: FIRST - 1], one[:-1], tolerance=0)
+    last, first = found[FIRST - 1], one[-1]
+    assert last.loss == first.loss
+    for weights in (*last.weights, last.reference):
+        assert_close_states(weights, first.reference, 0, "where the three begin")
+    assert [len(snapshot.weights) for snapshot in found[FIRST - 1 :]] == [3] * 4
+
+    single, data = SingleProcess(RUN.task, RUN.optimizer, RUN.clipping), RUN.task.data()
+    for _ in range(FIRST):
+        single.step(list(islice(data, RUN.num_micro_batches)))
+    start = weights_of(single.model)
+    trained = []
+    for pipeline_id in range(3):
+        mine = copy.deepcopy(single)
+        mine.step(list(islice(data, RUN.num_micro_batches)))
+        trained.append(weights_of(mine.model))
+        assert_close_states(found[FIRST].gradients[pipeline_id], mine.gradients, 1e-5, f"gradient of pipeline {pipeline_id}")
+    for pipeline_id, weights in enumerate(trained):
+        pulled = {name: weights[name] * 2 / 3 + start[name] / 3 for name in start}
+        assert_close_states(found[FIRST].weights[pipeline_id], pulled, 1e-6, f"weights of pipeline {pipeline_id}")
+    mean = {name: sum(weights[name] for weights in trained) / 3 for name in start}
+    assert_close_states(found[FIRST].reference, mean, 1e-6, "reference")
+
+
+def resumed(run: Run, folder: str, save: bool) -> tuple[int, dict[str, torch.Tensor], int]:
+    engine = run.engine()
+    data = run.task.data()
+    if save:
+        for _ in range(3):
+            engine.train_batch(data)
+        engine.save_checkpoint(folder)
+    else:
+        engine.train_batch(data)
+        engine.load_checkpoint(folder)
+    found = engine.num_pipelines, engine.reference_state_dict(), engine.iteration
+    if not save:
+        engine.train_batch(data)
+    engine.close()
+    return found
+
+
+def test_a_checkpoint_says_how_many(worlds: dict[int, World], tmp_path: Any) -> None:
+    saved = worlds[2].run(resumed, replace(RUN, avgpipe={"num_pipelines": 2}), str(tmp_path), True)
+    loaded = worlds[2].run(resumed, RUN, str(tmp_path), False)
+    for (_, before, _), (number, after, iteration) in zip(saved, loaded, strict=True):
+        assert (number, iteration) == (2, 3)
+        assert_close_states(after, before, 0, "reference")
+
+
+def test_nothing_fits(worlds: dict[int, World]) -> None:
+    """What would fit is said, on every rank."""
+    run = replace(RUN, avgpipe={**(RUN.avgpipe or {}), "memory_limit_gb": 1e-6})
+    with pytest.raises(CaseFailed) as caught:
+        worlds[2].run(train, run)
+    assert sorted(caught.value.errors) == [0, 1]
+    for text in caught.value.errors.values():
+        assert "no setting fits into the memory limit: N = 1, M = 4, 1F1B needs least" in text
