@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from avgpipe_ds.averaging.stability import largest_stable_alpha
 from avgpipe_ds.errors import ConfigError
 
-__all__ = ["AveragingConfig", "AvgPipeConfig", "ScheduleConfig", "TraceConfig", "TuningConfig"]
+__all__ = ["BLOCK", "AveragingConfig", "AvgPipeConfig", "ScheduleConfig", "TraceConfig", "TuningConfig"]
 
 BLOCK = "avgpipe"
 # Averaging settings that only some rules read.

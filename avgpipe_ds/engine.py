@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from avgpipe_ds.schedules.deepspeed_schedules import PlannedSchedule, make_sched
 from avgpipe_ds.schedules.simulate import simulate
 from avgpipe_ds.tracing.window import TraceWindow
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
-from avgpipe_ds.tuning.auto_pipelines import AutoPipelines
+from avgpipe_ds.tuning.auto_pipelines import WARM_UP, AutoPipelines
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.profiler import Profiler
 
@@ -72,6 +73,7 @@ class AvgPipeEngine(compat.StageEngine):
         self.consumed_micro_batches = 0
         self._progress = Progress()
         self._auto: AutoPipelines | None = None
+        self._profile_file = config.tuning.profile
         self._connect(others)
         self.restart(iteration=0)
 
@@ -147,6 +149,8 @@ class AvgPipeEngine(compat.StageEngine):
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
+        if self._profile_file is not None:
+            self._end_with_profile(data_iter)
         with self._together(TRAINING), self._trace.iteration(self._iteration):
             stage, iteration = self._stage, self._iteration
             if data_iter is not None:
@@ -475,6 +479,24 @@ class AvgPipeEngine(compat.StageEngine):
         if self.avgpipe_config.schedule.advance == "auto":
             self.advance.trained(iteration, seconds)
         return None
+
+    def _end_with_profile(self, data_iter: Iterator[Any] | None) -> None:
+        """What `avgpipe-tune` asks for: profile these iterations, write the profile, and end the script on every rank.
+
+        Raises:
+            SystemExit: with status 0.
+
+        """
+        tuning, self._profile_file = self.avgpipe_config.tuning, None
+        for _ in range(WARM_UP):
+            self.train_batch(data_iter)
+        found = self.profile(data_iter, iterations=tuning.iterations)
+        assert tuning.profile is not None
+        if self._stage.topology.rank == self._stage.topology.world_ranks[0]:
+            found.save(Path(tuning.profile))
+        self.meet("the end of the profile")
+        self.close("it was profiled")
+        raise SystemExit(0)
 
     def _adopt(self, load_dir: str, tag: str | None) -> None:
         """Where N is still to be found out, the one that a checkpoint was saved with is taken."""

@@ -10,27 +10,21 @@ on 2 cores; what is real is everything else: processes, messages, schedules, opt
 """
 
 import json
-import logging
-import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import torch
 import torch.distributed as dist
 import typer
-from bench.arguments import parse_pipelines
+from bench.arguments import parse_numbers
 from bench.contenders import BASELINE, Contender, all_contenders, choose
 from bench.layers import Times
 from bench.measure import Row, alternate, measure
 from bench.report import report
 from bench.search import Choice, fixed_choice, search
+from bench.start import known_mode, start
 from bench.table import print_results
 from bench.workload import Workload
-
-import avgpipe_ds
 
 
 def main(
@@ -58,16 +52,16 @@ def main(
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
 ) -> None:
     """Print a table of seconds per batch, speed-ups over DeepSpeed's pipeline, and memory; medians with spread."""
-    known_mode, fixed = _known_mode(mode), _number_or_auto(micro_batches)
+    which, fixed = known_mode(mode), _number_or_auto(micro_batches)
     if fixed is not None and memory_limit_mb is not None:
         raise typer.BadParameter("--memory-limit-mb bounds the search for M: use it with --micro-batches auto")
     rows = _chosen(contenders, pipelines, advance, trace)
     ms = [value / 1e3 for value in (fixed_ms, forward_ms, input_ms, weight_ms)]
     times = Times(fixed_s=ms[0], forward_s=ms[1], input_gradient_s=ms[2], weight_gradient_s=ms[3])
-    say = _start(known_mode, local_rank)
-    emulated = known_mode == "emulated"
+    say = start(which, local_rank)
+    emulated = which == "emulated"
     workload = Workload(
-        mode=known_mode,
+        mode=which,
         num_stages=dist.get_world_size(),
         batch=batch,
         length=length or (8 if emulated else 128),
@@ -102,40 +96,12 @@ def _number_or_auto(text: str) -> int | None:
     return int(text)
 
 
-def _known_mode(text: str) -> Literal["emulated", "real"]:
-    if text == "emulated":
-        return "emulated"
-    if text == "real":
-        return "real"
-    raise typer.BadParameter(f"--mode is 'emulated' or 'real', got {text!r}")
-
-
 def _chosen(keys: str, pipelines: str, advance: int, trace: str | None) -> list[Contender]:
-    known = all_contenders(parse_pipelines(pipelines), advance, trace=trace)
+    known = all_contenders(parse_numbers(pipelines, option="--pipelines"), advance, trace=trace)
     try:
         return known if keys == "all" else choose([key.strip() for key in keys.split(",")], known)
     except ValueError as error:
         raise typer.BadParameter(f"--contenders: {error}") from None
-
-
-def _start(mode: str, local_rank: int) -> Callable[[str], None]:
-    """Join the other ranks; in real mode take a core. Returns what prints progress, on the first rank."""
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    torch.set_num_threads(1)
-    avgpipe_ds.init_distributed()
-    rank = dist.get_rank()
-    if dist.get_world_size() < 2:
-        raise typer.BadParameter("a pipeline takes at least 2 accelerators, got 1: start with deepspeed --num_accelerators 2")
-    if mode == "real" and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[max(rank, local_rank) % len(cores)]})
-    start = time.perf_counter()
-
-    def say(text: str) -> None:
-        if rank == 0:
-            print(f"[{time.perf_counter() - start:6.1f} s] {text}", file=sys.stderr, flush=True)
-
-    return say
 
 
 def _choose_micro_batches(

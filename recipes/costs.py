@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from bench.arguments import parse_pipelines
+from bench.arguments import parse_numbers
 from bench.costs import Stopwatch, memory_of, saved_bytes, tracing_share, tracing_slowdown
 from bench.provenance import provenance
 from common.medians import median_extremes, median_interval
@@ -46,7 +46,7 @@ def main(
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
 ) -> None:
     """Print one table of times and one of memory per stage, measured beside predicted."""
-    numbers = parse_pipelines(pipelines)
+    numbers = parse_numbers(pipelines, option="--pipelines")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     avgpipe_ds.init_distributed()

@@ -16,9 +16,9 @@ from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.profiler import Profiler
 from avgpipe_ds.tuning.setting import Setting
 
-__all__ = ["AutoPipelines"]
+__all__ = ["WARM_UP", "AutoPipelines"]
 
-_WARM_UP = 2
+WARM_UP = 2
 """Iterations before the profile: the first ones allocate and connect."""
 
 
@@ -42,7 +42,7 @@ class AutoPipelines:
 
     def is_last(self) -> bool:
         """Whether the next iteration is the last of the profile, after which nothing may be under way."""
-        return self._trained == _WARM_UP + self._config.tuning.iterations - 1
+        return self._trained == WARM_UP + self._config.tuning.iterations - 1
 
     def trained(self, profiler: Callable[[], Profiler]) -> AvgPipeConfig | None:
         """An iteration was trained. Every rank calls it after each.
@@ -55,10 +55,10 @@ class AutoPipelines:
 
         """
         self._trained += 1
-        if self._trained == _WARM_UP:
+        if self._trained == WARM_UP:
             self._profiler = profiler()
             self._profiler.begin()
-        if self._trained < _WARM_UP + self._config.tuning.iterations:
+        if self._trained < WARM_UP + self._config.tuning.iterations:
             return None
         assert self._profiler is not None
         return self._config.model_copy(update={"num_pipelines": self._choose(self._profiler.finish()).setting.num_pipelines})

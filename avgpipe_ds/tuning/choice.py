@@ -71,5 +71,5 @@ def best(candidates: list[Candidate]) -> Prediction:
 def _too_large(prediction: Prediction, memory_limit_gb: float | None) -> str:
     if memory_limit_gb is None or prediction.peak_bytes <= memory_limit_gb * _GB:
         return ""
-    stage_id = max(range(len(prediction.memory)), key=lambda k: prediction.memory[k].total)
-    return f"stage {stage_id} needs {prediction.peak_bytes / _GB:.3g} GB, the limit is {memory_limit_gb:.3g} GB"
+    stage_id = max(range(len(prediction.bound)), key=lambda k: prediction.bound[k].total)
+    return f"stage {stage_id} may need {prediction.peak_bytes / _GB:.3g} GB, the limit is {memory_limit_gb:.3g} GB"

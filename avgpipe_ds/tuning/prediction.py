@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from avgpipe_ds.memory.breakdown import Breakdown
+from avgpipe_ds.memory.breakdown import Breakdown, largest
 from avgpipe_ds.schedules.plans import most_stored
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import Setting
+from avgpipe_ds.tuning.simulated import simulated
 
 __all__ = ["Prediction", "Predictor", "predict", "predict_memory"]
 
@@ -31,7 +33,8 @@ class Prediction:
         setting: which one.
         iteration_s: seconds of an iteration, N B samples.
         samples_per_s: N B / iteration_s.
-        memory: of each stage.
+        memory: of each stage, if the pipelines interleave as in the simulator.
+        bound: of each stage, however they interleave.
 
     """
 
@@ -39,11 +42,12 @@ class Prediction:
     iteration_s: float
     samples_per_s: float
     memory: tuple[Breakdown, ...]
+    bound: tuple[Breakdown, ...]
 
     @property
     def peak_bytes(self) -> int:
-        """Of the stage that needs most."""
-        return max(stage.total for stage in self.memory)
+        """Of the stage that may need most."""
+        return largest(self.bound)
 
 
 def predict(profile: Profile, setting: Setting, predictor: Predictor) -> Prediction:
@@ -53,14 +57,21 @@ def predict(profile: Profile, setting: Setting, predictor: Predictor) -> Predict
         setting=setting,
         iteration_s=iteration_s,
         samples_per_s=setting.num_pipelines * profile.batch / iteration_s,
-        memory=predict_memory(profile, setting),
+        memory=predict_memory(profile, setting, simulated(profile, setting).peak_together),
+        bound=predict_memory(profile, setting, most_stored(setting.plans(len(profile.stages)), setting.num_pipelines)),
     )
 
 
-def predict_memory(profile: Profile, setting: Setting) -> tuple[Breakdown, ...]:
-    """Bytes of each stage (paper, section 5.2.2): N models with gradients and optimizer, a reference, N times what is stored."""
+def predict_memory(profile: Profile, setting: Setting, stored: Sequence[int]) -> tuple[Breakdown, ...]:
+    """Bytes of each stage (paper, section 5.2.2): N models with gradients and optimizer, a reference, and what is stored.
+
+    Args:
+        profile: of the sizes.
+        setting: of N and M.
+        stored: by stage, micro-batches of all pipelines between their forward and their backward.
+
+    """
     number = setting.num_pipelines
-    stored = most_stored(setting.plans(len(profile.stages)), number)
     samples = profile.batch / setting.num_micro_batches
     return tuple(
         Breakdown(

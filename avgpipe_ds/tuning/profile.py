@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -135,8 +136,10 @@ class Profile(_Part):
         return self.batch / self.num_micro_batches
 
     def save(self, file: Path) -> None:
-        """Write it as JSON."""
-        file.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        """Write it as JSON, all or nothing."""
+        part = file.with_name(f"{file.name}.part")
+        part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        os.replace(part, file)
 
     @classmethod
     def load(cls, file: Path) -> Profile:

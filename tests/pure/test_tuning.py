@@ -102,13 +102,17 @@ def test_more_bandwidth_is_never_slower(predictor, K, N, M, a, transfer_s, facto
 def test_memory_is_counted():
     kinds = {"weights": 10, "gradients": 20, "optimizer": 30, "reference": 15}
     two = profile(stage(**kinds), stage(**kinds))
-    first, last = predict_memory(two, degrees(1, 4))
+    first, last = predict_memory(two, degrees(1, 4), (2, 1))
     assert (first.weights, first.gradients, first.optimizer, first.reference) == (10, 20, 30, 0)
     assert (first.activations, last.activations) == (2 * 400, 400)
-    first, last = predict_memory(two, degrees(3, 8, 1))
+    first, last = predict_memory(two, degrees(3, 8, 1), (9, 1))
     assert (first.weights, first.gradients, first.optimizer, first.reference) == (30, 60, 90, 15)
-    assert (first.activations, last.activations) == (3 * 3 * 200, 200), "the last stage goes back at once"
+    assert (first.activations, last.activations) == (9 * 200, 200)
     assert first.total == 30 + 60 + 90 + 15 + 1800
+    found = predict(two, degrees(3, 8, 1), SimulationPredictor())
+    assert [stage.activations for stage in found.bound] == [9 * 200, 200]
+    assert all(one.total <= bound.total for one, bound in zip(found.memory, found.bound, strict=True))
+    assert found.peak_bytes == found.bound[0].total
 
 
 def test_candidates_are_different():
@@ -140,7 +144,7 @@ def test_the_choice_fits_and_is_the_fastest():
     fitting = [one.prediction for one in ranked if not one.out]
     assert chosen.samples_per_s >= 0.99 * max(one.samples_per_s for one in fitting)
     assert len(fitting) < len(ranked) == len(every)
-    assert all("stage 0 needs" in one.out for one in ranked if one.prediction.setting.num_pipelines == 3)
+    assert all("stage 0 may need" in one.out for one in ranked if one.prediction.setting.num_pipelines == 3)
 
 
 def test_nothing_fits():

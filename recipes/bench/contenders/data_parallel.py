@@ -26,7 +26,7 @@ class _Training(DeepSpeedTraining):
     def train_batch(self) -> Tensor | None:
         losses = []
         for _ in range(self._num_micro_batches):
-            inputs, labels = next(self._data)
+            inputs, labels = next(self.data)
             loss = mean_squared_error(self.engine(inputs), labels)
             self.engine.backward(loss)  # divides by M
             self.engine.step()  # acts on the last micro-batch only

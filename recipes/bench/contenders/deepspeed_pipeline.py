@@ -39,15 +39,18 @@ class DeepSpeedTraining(Training):
     Args:
         engine: as `deepspeed.initialize` makes it.
         data: micro-batches.
+
+    Attributes:
+        engine, data: as given.
     """
 
     def __init__(self, engine: Any, data: Iterator[Samples]) -> None:
         self.engine = engine
-        self._data = data
+        self.data = data
 
     def train_batch(self) -> Tensor | None:
         """DeepSpeed tells all ranks the loss."""
-        loss: Tensor = self.engine.train_batch(self._data)
+        loss: Tensor = self.engine.train_batch(self.data)
         return loss
 
     def parameters(self) -> Iterable[nn.Parameter]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import avgpipe_ds
 from avgpipe_ds.memory.breakdown import Breakdown
-from bench.contenders.base import Contender, Training
+from bench.contenders.base import Contender
 from bench.contenders.deepspeed_pipeline import DeepSpeedTraining, deepspeed_config, pipeline_module
 from bench.costs import memory_of
 from bench.workload import Workload
@@ -57,7 +57,7 @@ class Elastic(Contender):
         """N, or one that is shared."""
         return self.num_pipelines // self.num_sharers
 
-    def build(self, workload: Workload, num_micro_batches: int) -> Training:
+    def build(self, workload: Workload, num_micro_batches: int) -> _Training:
         """As a user would."""
         block: dict[str, Any] = {
             "num_pipelines": self.num_pipelines,

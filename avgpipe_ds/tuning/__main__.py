@@ -1,0 +1,151 @@
+"""`avgpipe-tune [options] train.py --deepspeed_config c.json ...`: choose N, M and the advance from one short profile.
+
+It starts the script as the `deepspeed` launcher would, with a copy of the configuration. The engine profiles its first iterations
+and ends the script; then all settings that divide the batch are predicted, and the best one that fits into memory is written as a
+configuration that trains with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from avgpipe_ds.config import AvgPipeConfig
+from avgpipe_ds.errors import AvgPipeError, ConfigError
+from avgpipe_ds.tuning.choice import best, rank
+from avgpipe_ds.tuning.configuration import current_setting, profiling, read, tuned
+from avgpipe_ds.tuning.predictors import PREDICTORS, predictor_named
+from avgpipe_ds.tuning.profile import Profile
+from avgpipe_ds.tuning.setting import candidates
+from avgpipe_ds.tuning.table import table
+
+_OPTION = "--deepspeed_config"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Profile, predict, print a table, and write the configuration."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        _tune(options)
+    except (AvgPipeError, ConfigError) as error:
+        parser.exit(1, f"avgpipe-tune: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "avgpipe-tune: interrupted; nothing was written\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="avgpipe-tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--predictor", choices=PREDICTORS, default=PREDICTORS[0])
+    parser.add_argument("--max-pipelines", type=_positive, default=4, metavar="N", help="the largest N (default 4)")
+    parser.add_argument("--max-advance", type=_not_negative, default=2, metavar="A", help="the largest advance (default 2)")
+    parser.add_argument("--memory-limit-gb", type=float, metavar="GB", help="per accelerator (default: the configuration's)")
+    parser.add_argument("--iterations", type=_positive, default=20, help="to be profiled (default 20)")
+    parser.add_argument("--output", type=Path, help="the configuration to write (default: c.tuned.json beside c.json)")
+    parser.add_argument("--profile", type=Path, help="keep the profile in this file, and take it from there if it exists")
+    parser.add_argument("--launcher", default="", metavar="OPTIONS", help="for deepspeed, such as '--num_accelerators 4'")
+    parser.add_argument("script", help="what trains")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"its arguments, {_OPTION} among them")
+    return parser
+
+
+def _tune(options: argparse.Namespace) -> None:
+    console = Console()
+    place = _place_of_config(options.arguments)
+    file = Path(options.arguments[place].removeprefix(f"{_OPTION}="))
+    config = read(file)
+    output: Path = options.output or file.with_suffix(".tuned.json")
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no folder {output.parent}")
+    limit = options.memory_limit_gb
+    if limit is None:
+        limit = AvgPipeConfig.from_deepspeed(config).memory_limit_gb
+    elif not limit > 0:
+        raise ConfigError(f"--memory-limit-gb must be above 0, got {limit}")
+    profile = _profile(options, config, place, console)
+    settings = candidates(
+        profile.batch,
+        num_stages=len(profile.stages),
+        max_pipelines=options.max_pipelines,
+        max_advance=options.max_advance,
+    )
+    ranked = rank(profile, settings, predictor_named(options.predictor), memory_limit_gb=limit)
+    console.print(table(ranked, profile, current_setting(config, profile)))
+    chosen = best(ranked).setting
+    _write(output, json.dumps(tuned(config, profile, chosen), indent=2) + "\n")
+    console.print(f"{output} trains with {chosen}")
+
+
+def _profile(options: argparse.Namespace, config: dict[str, Any], place: int, console: Console) -> Profile:
+    """Of a run that is started for it, or of the file that --profile names."""
+    kept: Path | None = options.profile
+    if kept is not None and kept.exists():
+        console.print(f"profile of {kept}")
+        return Profile.load(kept)
+    with tempfile.TemporaryDirectory(prefix="avgpipe-tune-") as folder:
+        result, copy = Path(folder, "profile.json"), Path(folder, "config.json")
+        copy.write_text(json.dumps(profiling(config, result, options.iterations)), encoding="utf-8")
+        arguments = list(options.arguments)
+        joined = arguments[place].startswith(f"{_OPTION}=")
+        arguments[place] = f"{_OPTION}={copy}" if joined else str(copy)
+        command = ["deepspeed", *shlex.split(options.launcher), options.script, *arguments]
+        console.print(f"profiling: {shlex.join(command)}", soft_wrap=True)
+        code = subprocess.run(command, check=False).returncode
+        if not result.exists():
+            raise AvgPipeError(
+                f"the run ended with exit status {code} and no profile: what it printed says why. It has to train at least"
+                f" {options.iterations} iterations and some more with the configuration that {_OPTION} names"
+            )
+        profile = Profile.load(result)
+        if kept is not None:
+            _write(kept, result.read_text(encoding="utf-8"))
+    return profile
+
+
+def _place_of_config(arguments: list[str]) -> int:
+    """Where in the script's arguments the configuration's path is."""
+    for place, argument in enumerate(arguments):
+        if argument.startswith(f"{_OPTION}="):
+            return place
+        if argument == _OPTION and place + 1 < len(arguments):
+            return place + 1
+    raise ConfigError(f"the script's arguments have no {_OPTION}: that is how it is told which setting to train with")
+
+
+def _write(file: Path, text: str) -> None:
+    """All of it or nothing."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, file)
+    except OSError as error:
+        raise ConfigError(f"can't write {file}: {error}") from error
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text}")
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a number from 0, got {text}")
+    return value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

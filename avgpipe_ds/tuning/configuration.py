@@ -1,0 +1,60 @@
+"""DeepSpeed configurations that a tuning reads and writes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import hjson
+
+from avgpipe_ds.config import BLOCK, AvgPipeConfig
+from avgpipe_ds.errors import ConfigError
+from avgpipe_ds.tuning.profile import Profile
+from avgpipe_ds.tuning.setting import Setting
+
+__all__ = ["current_setting", "profiling", "read", "tuned"]
+
+
+def read(file: Path) -> dict[str, Any]:
+    """As DeepSpeed reads it, comments included.
+
+    Raises:
+        ConfigError: it can't be read, or its "avgpipe" block is wrong.
+
+    """
+    try:
+        config = hjson.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    plain: dict[str, Any] = copy.deepcopy(dict(config))
+    AvgPipeConfig.from_deepspeed(plain)
+    return plain
+
+
+def profiling(config: dict[str, Any], result: Path, iterations: int) -> dict[str, Any]:
+    """The same for a run that ends with a profile: one pipeline in 1F1B, whose accelerators are not saturated."""
+    block = {key: value for key, value in config.get(BLOCK, {}).items() if key not in ("num_pipelines", "schedule", "trace")}
+    tuning = {**block.get("tuning", {}), "profile": str(result), "iterations": iterations}
+    return {**config, BLOCK: {**block, "tuning": tuning}}
+
+
+def tuned(config: dict[str, Any], profile: Profile, setting: Setting) -> dict[str, Any]:
+    """The same with the setting that was chosen."""
+    schedule = {"name": "advance_forward" if setting.advance else "1f1b", "advance": setting.advance}
+    block = {**config.get(BLOCK, {}), "num_pipelines": setting.num_pipelines, "schedule": schedule}
+    return {
+        **config,
+        "train_micro_batch_size_per_gpu": profile.batch // setting.num_micro_batches,
+        "gradient_accumulation_steps": setting.num_micro_batches,
+        BLOCK: block,
+    }
+
+
+def current_setting(config: dict[str, Any], profile: Profile) -> Setting | None:
+    """What `config` itself asks for; None if it leaves that open, or uses another schedule."""
+    block = AvgPipeConfig.from_deepspeed(config)
+    number, advance = block.num_pipelines, block.schedule.advance
+    if number == "auto" or advance == "auto" or block.schedule.name == "gpipe":
+        return None
+    return Setting(num_pipelines=number, num_micro_batches=profile.num_micro_batches, advance=advance)

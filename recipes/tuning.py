@@ -1,0 +1,81 @@
+"""Does tuning choose well? A grid of settings is measured, and predicted from one profile.
+
+    deepspeed --num_accelerators 4 recipes/tuning.py                    # emulated accelerators
+    deepspeed --num_accelerators 2 recipes/tuning.py --mode real        # transformer layers, a core each
+
+Regret is how much slower than the best measured setting the chosen one is. The workload is that of recipes/benchmark.py.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch.distributed as dist
+import typer
+from bench.arguments import parse_numbers
+from bench.layers import Times
+from bench.provenance import provenance
+from bench.start import known_mode, start
+from bench.tuning import Measurement, conclusions, grid, measure_grid, take_profile
+from bench.tuning_table import print_tuning
+from bench.workload import Workload
+
+
+def main(
+    mode: Annotated[str, typer.Option(help="emulated or real")] = "emulated",
+    batch: Annotated[int, typer.Option(min=1, help="B: samples that one model trains on per optimizer step")] = 32,
+    pipelines: Annotated[str, typer.Option(help="comma-separated N")] = "1,2,3",
+    micro_batches: Annotated[str, typer.Option(help="comma-separated M")] = "2,4,8,16",
+    advances: Annotated[str, typer.Option(help="comma-separated advances")] = "0",
+    profile_micro_batches: Annotated[int, typer.Option(min=1, help="M of the profile, which trains one pipeline")] = 8,
+    iterations: Annotated[int, typer.Option(min=1, help="iterations to profile")] = 20,
+    fixed_ms: Annotated[float, typer.Option(help="emulated: of each pass, however small the micro-batch")] = 2.0,
+    forward_ms: Annotated[float, typer.Option(help="emulated: forward, per sample and accelerator")] = 4.5,
+    input_ms: Annotated[float, typer.Option(help="emulated: gradient of the input, likewise")] = 4.5,
+    weight_ms: Annotated[float, typer.Option(help="emulated: gradient of the weights, likewise")] = 4.5,
+    length: Annotated[int, typer.Option(help="positions of a sample; 0 for 8 emulated, 128 real")] = 0,
+    width: Annotated[int, typer.Option(help="hidden size; 0 for 64 emulated, 256 real")] = 0,
+    clipping: Annotated[float, typer.Option(min=0, help="gradient clipping; 0 for none")] = 1.0,
+    batches: Annotated[int, typer.Option(min=1, help="batches per timing")] = 12,
+    repeats: Annotated[int, typer.Option(min=1, help="timings per setting")] = 3,
+    warmup: Annotated[int, typer.Option(min=1, help="iterations before each timing")] = 2,
+    output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
+    local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
+) -> None:
+    """Print measured beside predicted times, and what the two predictors would have chosen."""
+    which = known_mode(mode)
+    settings = grid(
+        parse_numbers(pipelines, option="--pipelines"),
+        parse_numbers(micro_batches, option="--micro-batches"),
+        parse_numbers(advances, option="--advances", least=0),
+        batch=batch,
+    )
+    say = start(which, local_rank)
+    ms = [value / 1e3 for value in (fixed_ms, forward_ms, input_ms, weight_ms)]
+    emulated = which == "emulated"
+    workload = Workload(
+        mode=which,
+        num_stages=dist.get_world_size(),
+        batch=batch,
+        length=length or (8 if emulated else 128),
+        width=width or (64 if emulated else 256),
+        times=Times(fixed_s=ms[0], forward_s=ms[1], input_gradient_s=ms[2], weight_gradient_s=ms[3]),
+        layers_per_chunk=1,
+        clipping=clipping,
+    )
+    profile, profile_s = take_profile(workload, profile_micro_batches, iterations=iterations)
+    say(f"profile of {iterations} iterations at N = 1, M = {profile_micro_batches}: {profile_s:.1f} s")
+    measured: list[Measurement] = measure_grid(workload, settings, batches=batches, repeats=repeats, warmup=warmup, say=say)
+    if dist.get_rank() == 0:
+        found = conclusions(profile, profile_s, measured)
+        print_tuning(found)
+        if output is not None:
+            head = provenance(sys.argv, num_accelerators=workload.num_stages)
+            output.write_text(json.dumps({**head, **found.as_json(), "profile": profile.model_dump()}, indent=2))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    typer.run(main)
