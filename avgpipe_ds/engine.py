@@ -247,7 +247,7 @@ class AvgPipeEngine(compat.StageEngine):
                 random numbers and the position in the data are as before; that takes a copy of the state in the host's memory.
 
         Returns:
-            The same on all ranks of a replica.
+            The same on all ranks; of data-parallel replicas that of the slowest.
 
         Raises:
             AvgPipeError: a timeline is being recorded.

@@ -14,7 +14,9 @@ __all__ = ["PaperPredictor"]
 
 
 class PaperPredictor:
-    """Scales the profile's utilisation, time and messages to another N and M. The advance counts as enough (as GPipe)."""
+    """Scales utilisation, time and messages of the profile's micro-batch, or of a smaller one if that is saturated, to another
+    N and M. The advance counts as enough (as GPipe).
+    """
 
     name = "paper"
 
@@ -35,13 +37,7 @@ class PaperPredictor:
 
 def _compute_s(profile: Profile, stage: StageProfile, setting: Setting) -> float:
     """T_gpu*: as many times more launches as micro-batches; where the demand passes 100 %, the excess takes longer."""
-    samples = profile.micro_batch
-    demand = setting.num_pipelines * profile.num_micro_batches / (profile.num_pipelines * setting.num_micro_batches)
-    launches = setting.num_micro_batches / profile.num_micro_batches
-    total = 0.0
-    for seconds in (stage.forward_s, stage.backward_s):
-        full_s_per_sample = min(seconds(one.samples) / one.samples for one in stage.passes)
-        utilisation = full_s_per_sample * samples / seconds(samples)
-        busy_s = profile.num_pipelines * profile.num_micro_batches * seconds(samples)
-        total += launches * busy_s * max(1.0, demand * utilisation)
-    return total
+    samples = profile.base_samples
+    base_slices = profile.batch / samples
+    demand = setting.num_pipelines * base_slices / setting.num_micro_batches * stage.utilisation_at(samples)
+    return setting.num_micro_batches * (stage.forward_s(samples) + stage.backward_s(samples)) * max(1.0, demand)

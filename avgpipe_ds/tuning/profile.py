@@ -13,6 +13,7 @@ from avgpipe_ds.errors import AvgPipeError
 
 __all__ = ["Message", "Passes", "Profile", "StageProfile"]
 
+_SATURATED = 0.95
 Seconds = Annotated[float, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
 
@@ -84,6 +85,15 @@ class StageProfile(_Part):
     optimizer: Bytes = 0
     reference: Bytes = 0
 
+    def utilisation_at(self, samples: float) -> float:
+        """How much of the accelerator a micro-batch uses, as far as the probe knows: its speed as a part of the best one seen."""
+
+        def seconds(size: float) -> float:
+            return self._at(size, lambda one: one.forward_s + one.backward_s)
+
+        best = min(seconds(one.samples) / one.samples for one in self.passes)
+        return best * samples / seconds(samples)
+
     def forward_s(self, samples: float) -> float:
         """Seconds of the forward of a micro-batch."""
         return self.overhead_s + self._at(samples, lambda one: one.forward_s)
@@ -134,6 +144,18 @@ class Profile(_Part):
     def micro_batch(self) -> float:
         """Samples of one micro-batch of the profile."""
         return self.batch / self.num_micro_batches
+
+    @property
+    def saturated(self) -> bool:
+        """Whether its micro-batches already use all of some accelerator, so that it hides what smaller ones would need."""
+        return any(len(stage.passes) > 1 and stage.utilisation_at(self.micro_batch) > _SATURATED for stage in self.stages)
+
+    @property
+    def base_samples(self) -> float:
+        """The micro-batch that predictions by proportion start from: its own, or, if that is saturated, the smallest tried."""
+        if not self.saturated:
+            return self.micro_batch
+        return min(self.micro_batch, *(stage.passes[0].samples for stage in self.stages))
 
     def save(self, file: Path) -> None:
         """Write it as JSON, all or nothing."""

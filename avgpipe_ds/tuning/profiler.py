@@ -76,14 +76,14 @@ class Profiler:
             optimizer=state.optimizer,
             reference=state.reference,
         )
-        everybody: list[StageProfile] = stage.rendezvous.gather(("profile",), stage.topology.pipeline_ranks, mine)
+        everybody = stage.rendezvous.gather(("profile",), stage.topology.world_ranks, (stage.topology.stage_id, mine))
         engine = self._pipelines[0].engine
         return Profile(
             num_pipelines=stage.num_pipelines,
             num_micro_batches=stage.num_micro_batches,
             batch=int(engine.train_micro_batch_size_per_gpu()) * stage.num_micro_batches,
             clipping=engine.gradient_clipping() > 0 or compat.has_own_collectives(engine),
-            stages=tuple(everybody),
+            stages=_slowest_replicas(everybody, stage.topology.num_stages),
         )
 
     def abandon(self) -> None:
@@ -106,6 +106,16 @@ class Profiler:
         if self._stage.device.type == "cuda":  # there spans are the times of launches
             return times, probe
         return times, _calibrated(probe, samples, times)
+
+
+def _slowest_replicas(everybody: Sequence[tuple[int, StageProfile]], num_stages: int) -> tuple[StageProfile, ...]:
+    """Of each stage, that of the data-parallel replica which takes longest: the others wait for it."""
+
+    def seconds(profile: StageProfile) -> float:
+        largest = profile.passes[-1].samples
+        return profile.forward_s(largest) + profile.backward_s(largest)
+
+    return tuple(max((one for stage_id, one in everybody if stage_id == wanted), key=seconds) for wanted in range(num_stages))
 
 
 def _calibrated(probe: StageProbe, samples: int, times: TrainingTimes) -> StageProbe:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from avgpipe_ds.schedules.costs import StageCosts
 from avgpipe_ds.schedules.simulate import Simulation, simulate
 from avgpipe_ds.tuning.profile import Profile
@@ -22,6 +24,7 @@ class SimulationPredictor:
         return simulated(profile, setting).seconds_per_iteration
 
 
+@lru_cache(maxsize=4)  # time and memory of a setting are asked for one after the other
 def simulated(profile: Profile, setting: Setting) -> Simulation:
     """Some iterations of a setting, with the times that the profile says they have."""
     samples = profile.batch / setting.num_micro_batches

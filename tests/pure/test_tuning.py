@@ -124,6 +124,7 @@ def test_candidates_are_different():
     assert {one.advance for one in candidates(8, num_stages=1, max_pipelines=1, max_advance=9)} == {0}
 
 
+@settings(deadline=None, max_examples=20)
 @given(limit=st.floats(1e-9, 1e-4), more=st.floats(1, 10))
 def test_more_memory_never_leaves_less_choice(limit, more):
     two = profile(stage(weights=5000), stage(weights=1000))
@@ -167,3 +168,17 @@ def test_prediction_counts_samples_of_all_pipelines():
     found = predict(profile(stage()), degrees(2, 4), SimulationPredictor())
     assert found.iteration_s == pytest.approx(2 * 48)
     assert found.samples_per_s == pytest.approx(32 / 96)
+
+
+def test_a_saturated_profile_is_noticed_and_not_built_on():
+    """Micro-batches of 4 use all of an accelerator: two pipelines with the same M take twice as long; smaller ones leave room."""
+    passes = tuple(Passes(samples=b, forward_s=max(b, 2), backward_s=2 * max(b, 2), activation_bytes=1) for b in (1, 4, 16))
+    one = StageProfile(passes=passes)
+    saturated = profile(one, num_micro_batches=4)
+    assert saturated.saturated and saturated.base_samples == 1
+    assert not profile(one, num_micro_batches=16).saturated
+    assert one.utilisation_at(1) == pytest.approx(0.5) and one.utilisation_at(16) == pytest.approx(1)
+    paper = PaperPredictor()
+    assert paper.iteration_s(saturated, degrees(2, 16)) == paper.iteration_s(saturated, degrees(1, 16)) == 16 * 6
+    assert paper.iteration_s(saturated, degrees(4, 16)) == 2 * 16 * 6
+    assert not profile(stage(sizes=(4,)), num_micro_batches=4).saturated, "one size says nothing"

@@ -1,0 +1,93 @@
+"""`avgpipe-tune`: from a training script to a configuration that trains with the setting it chose."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(Path(__file__).parent / "scripts" / "tunable.py")
+CONFIG = """{
+  // as users write it, with comments
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 4,
+  "gradient_clipping": 1.0,
+  "avgpipe": {"num_pipelines": 2, "averaging": {"alpha": 0.25}, "schedule": {"name": "1f1b"}}
+}"""
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def start(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "140"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False)
+
+
+def tune(folder: Path, *options: str, script: tuple[str, ...] = (SCRIPT,)) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launcher = f"--num_accelerators 2 --master_port {port}"
+    return start([sys.executable, "-m", "avgpipe_ds.tuning", "--launcher", launcher, *options, *script], folder)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_from_a_script_to_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(CONFIG)
+    arguments = ("--deepspeed_config", "c.json")
+    options = ("--iterations", "4", "--profile", "profile.json", "--max-pipelines", "3")
+    done = tune(tmp_path, *options, script=(SCRIPT, *arguments))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "predicted for B = 8 over K = 2 stages" in done.stdout and "c.tuned.json trains with N = " in done.stdout
+    assert files(tmp_path) == {"c.json", "c.tuned.json", "profile.json"} and (tmp_path / "c.json").read_text() == CONFIG
+    tuned: dict[str, Any] = json.loads((tmp_path / "c.tuned.json").read_text())
+    assert tuned["train_micro_batch_size_per_gpu"] * tuned["gradient_accumulation_steps"] == 8
+    assert tuned["gradient_clipping"] == 1.0 and tuned["avgpipe"]["averaging"] == {"alpha": 0.25}
+    number = tuned["avgpipe"]["num_pipelines"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    launch = ["deepspeed", "--num_accelerators", "2", "--master_port", port]
+    trained = start([*launch, SCRIPT, "--deepspeed_config=c.tuned.json", "--iterations", "2"], tmp_path)
+    assert f"trained 2 iterations of {number} pipelines, {8 * number} samples each" in trained.stdout, trained.stderr[-3000:]
+
+    again = tune(tmp_path, *options, "--memory-limit-gb", "1e-6", script=(SCRIPT, *arguments))
+    assert again.returncode == 1 and "profile of profile.json" in again.stdout
+    assert "no setting fits into the memory limit" in again.stderr and "Raise avgpipe.memory_limit_gb to that" in again.stderr
+    few = tune(tmp_path, *options, "--predictor", "paper", "--output", "few.json", script=(SCRIPT, f"{arguments[0]}=c.json"))
+    assert few.returncode == 0 and "few.json" in files(tmp_path)
+
+
+def test_a_run_that_fails_or_ends_early_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(CONFIG)
+    early = tune(tmp_path, script=(SCRIPT, "--deepspeed_config", "c.json", "--stages", "5"))
+    assert early.returncode == 1 and "and no profile: what it printed says why" in early.stderr
+    assert files(tmp_path) == {"c.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((SCRIPT, "--epochs", "1"), "the script's arguments have no --deepspeed_config"),
+        ((SCRIPT, "--deepspeed_config", "missing.json"), "missing.json"),
+        (("--memory-limit-gb", "-1", SCRIPT, "--deepspeed_config", "c.json"), "--memory-limit-gb must be above 0, got -1"),
+        (("--output", "no/where.json", SCRIPT, "--deepspeed_config", "c.json"), "there is no folder no"),
+        (("--max-pipelines", "0", SCRIPT, "--deepspeed_config", "c.json"), "expected a number from 1, got 0"),
+        (("--profile", "c.json", SCRIPT, "--deepspeed_config", "c.json"), "c.json is no profile"),
+    ],
+)
+def test_bad_options(tmp_path: Path, arguments: tuple[str, ...], error: str) -> None:
+    (tmp_path / "c.json").write_text(CONFIG)
+    done = tune(tmp_path, script=arguments)
+    assert done.returncode != 0 and error in done.stderr, done.stderr
+    assert files(tmp_path) == {"c.json"}
