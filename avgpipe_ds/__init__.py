@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from avgpipe_ds.config import AvgPipeConfig
+    from avgpipe_ds.deepspeed_compat import PartitionedModule as PipelineModule
     from avgpipe_ds.engine import AvgPipeEngine
     from avgpipe_ds.errors import AvgPipeError, ConfigError, DataExhausted
-    from avgpipe_ds.initialization import init_distributed, initialize
+    from avgpipe_ds.initialization import init_distributed, initialize, partition_of
 
 __version__ = "0.1.0"
 
@@ -22,8 +23,10 @@ __all__ = [
     "AvgPipeError",
     "ConfigError",
     "DataExhausted",
+    "PipelineModule",
     "init_distributed",
     "initialize",
+    "partition_of",
 ]
 
 _HOMES = {
@@ -34,12 +37,15 @@ _HOMES = {
     "DataExhausted": "errors",
     "init_distributed": "initialization",
     "initialize": "initialization",
+    "partition_of": "initialization",
 }
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name == "PipelineModule":
+        return importlib.import_module(f"{__name__}.deepspeed_compat").PartitionedModule
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -97,6 +97,10 @@ class AvgPipeConfig(_Section):
     )
     averaging: AveragingConfig = Field(default=AveragingConfig(), description="an object with averaging settings")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="an object with schedule settings")
+    partition: list[int] | None = Field(
+        default=None,
+        description="a list of K + 1 layer numbers that rise from 0, or null: where stages begin, and the last ends",
+    )
     memory_limit_gb: float | None = Field(default=None, gt=0, description="a number above 0, or null: GB per accelerator")
     tuning: TuningConfig = Field(default=TuningConfig(), description="an object with tuning settings")
     trace: TraceConfig | None = Field(
@@ -174,6 +178,9 @@ def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]
                 )
         if (problem := _unstable(averaging, block.get("num_pipelines", 1))) is not None:
             yield "averaging.alpha", problem
+    partition = block.get("partition")
+    if isinstance(partition, list) and all(type(number) is int for number in partition) and not _rises(partition):
+        yield "partition", f"expected {AvgPipeConfig.model_fields['partition'].description}; got {partition!r}"
     if isinstance(schedule, Mapping):
         name, advance = schedule.get("name", "1f1b"), schedule.get("advance", 0)
         if name in ("1f1b", "gpipe") and (advance == "auto" or (isinstance(advance, int) and advance > 0)):
@@ -197,6 +204,10 @@ def _unstable(averaging: Mapping[str, Any], num_pipelines: Any) -> str | None:
         f'expected less than {limit:.4g}, since from there on {num_pipelines} pipelines under rule "{rule}" overshoot the'
         f' reference further in each iteration, or "auto"; got {alpha!r}'
     )
+
+
+def _rises(numbers: list[int]) -> bool:
+    return len(numbers) > 1 and numbers[0] == 0 and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
 
 
 def _is_number(value: object) -> bool:

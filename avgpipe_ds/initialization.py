@@ -19,7 +19,7 @@ from avgpipe_ds.replicate import replicate
 from avgpipe_ds.tracing.window import prepare_directory
 from avgpipe_ds.tuning.auto_pipelines import AutoPipelines
 
-__all__ = ["init_distributed", "initialize"]
+__all__ = ["init_distributed", "initialize", "partition_of"]
 
 _SAME_ON_ALL_RANKS = (
     "avgpipe",
@@ -37,6 +37,16 @@ def init_distributed(*args: Any, **kwargs: Any) -> None:
     """`deepspeed.init_distributed` without DeepSpeed's silent, minutes-long compilation on CPU. Every rank calls it."""
     compat.skip_cpu_compilation()
     deepspeed.init_distributed(*args, **kwargs)
+
+
+def partition_of(config: str | Mapping[str, Any]) -> list[int] | None:
+    """The layers at which stages begin, as a configuration has them, for `PipelineModule(partition=...)`; None if it has none.
+
+    Raises:
+        ConfigError: the configuration can't be read, or its "avgpipe" block is wrong.
+
+    """
+    return AvgPipeConfig.from_deepspeed(compat.load_config(None, config, None)).partition
 
 
 def initialize(
@@ -141,6 +151,11 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
     if not isinstance(model, compat.PipelineModule):
         raise TypeError(
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
+        )
+    if block.partition is not None and list(model.parts) != block.partition:
+        raise ConfigError(
+            f'"avgpipe.partition" is {block.partition}, the model has the boundaries {list(model.parts)}: give it to the module,'
+            " partition=avgpipe_ds.partition_of(config) of avgpipe_ds.PipelineModule and avgpipe_ds.hf.to_pipeline, or remove it"
         )
     compat.ensure_trainable(model)
     if optimizer is None and "optimizer" not in settings and block.num_pipelines != 1:

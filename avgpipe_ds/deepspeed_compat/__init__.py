@@ -50,12 +50,20 @@ from avgpipe_ds.deepspeed_compat.masters import (
     scaler_state,
     trained_weights,
 )
-from avgpipe_ds.deepspeed_compat.module import PLACEHOLDER, communicators_of, ensure_trainable, place_of, tied_stages
+from avgpipe_ds.deepspeed_compat.module import (
+    PLACEHOLDER,
+    PartitionedModule,
+    communicators_of,
+    ensure_trainable,
+    place_of,
+    tied_stages,
+)
 
 __all__ = [
     "MINIMUM_DEEPSPEED",
     "MasterGroup",
     "PLACEHOLDER",
+    "PartitionedModule",
     "PipelineModule",
     "StageEngine",
     "backward_from_gradients",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,45 @@ from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
 from avgpipe_ds.errors import ConfigError
 
-__all__ = ["PLACEHOLDER", "communicators_of", "ensure_trainable", "place_of", "tied_stages"]
+__all__ = ["PLACEHOLDER", "PartitionedModule", "communicators_of", "ensure_trainable", "place_of", "tied_stages"]
 
 logger = logging.getLogger(__name__)
 
 PLACEHOLDER = "nothing_to_train"
 """Name of the parameter that stands in where a stage has none to train."""
+
+
+class PartitionedModule(PipelineModule):  # type: ignore[misc]
+    """DeepSpeed's `PipelineModule`, whose stages may be given: by measured times `avgpipe-tune` proposes them.
+
+    Args:
+        partition: K + 1 layer numbers: stage k has the layers `partition[k]` to `partition[k + 1]`, that one not included. None
+            leaves it to `partition_method`.
+        args, kwargs: as `deepspeed.pipe.PipelineModule` takes them.
+
+    Raises:
+        ValueError: the boundaries are not those of the module's stages and layers.
+
+    """
+
+    def __init__(self, *args: Any, partition: Sequence[int] | None = None, **kwargs: Any) -> None:
+        self._partition = None if partition is None else list(partition)
+        super().__init__(*args, **kwargs)
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        if self._partition is None:
+            super()._partition_layers(method=method)
+            return
+        parts, num_layers = self._partition, len(self._layer_specs)
+        if len(parts) != self.num_stages + 1:
+            raise ValueError(f"partition {parts} is of {len(parts) - 1} stages, the module has {self.num_stages}")
+        if parts[0] != 0 or any(a >= b for a, b in zip(parts, parts[1:], strict=False)):
+            raise ValueError(f"partition {parts} must rise from 0: every stage needs a layer")
+        if parts[-1] != num_layers:
+            raise ValueError(f"partition {parts} ends at layer {parts[-1]}, the module has {num_layers}")
+        self.parts = parts
+        stage_id = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(start=parts[stage_id], stop=parts[stage_id + 1])
 
 
 def ensure_trainable(module: PipelineModule) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,6 +34,7 @@ def to_pipeline(
     dtype: torch.dtype = torch.float32,
     attn_implementation: str | None = None,
     partition_method: str = "compute",
+    partition: Sequence[int] | None = None,
     activation_checkpoint_interval: int = 0,
     loss_fn: Callable[..., Tensor] | None = None,
     seed: int = 1234,
@@ -54,6 +55,8 @@ def to_pipeline(
         attn_implementation: `"eager"`, `"sdpa"`, ...; default: transformers' choice.
         partition_method: `"compute"` balances the arithmetic of the stages (parameters that are multiplied with, so not
             embeddings), `"parameters"` all parameters; `"uniform"` and `"type:<regex>"` are DeepSpeed's.
+        partition: K + 1 layer numbers where stages begin and the last one ends, such as `avgpipe-tune` proposes; instead of a
+            method.
         activation_checkpoint_interval: recompute activations in backward, this many layers at a time; 0: keep them.
         loss_fn: `loss_fn(logits, labels)`; default: that of the task.
         seed: for weights that are new.
@@ -93,6 +96,7 @@ def to_pipeline(
         dtype=dtype,
         loss_fn=loss_fn or DEFAULT_LOSSES[task],
         partition_method=partition_method,
+        partition=partition,
         activation_checkpoint_interval=activation_checkpoint_interval,
         seed=seed,
     )

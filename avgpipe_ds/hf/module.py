@@ -8,19 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from deepspeed.pipe import PipelineModule
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from avgpipe_ds.deepspeed_compat import PartitionedModule
 from avgpipe_ds.hf.layers import NUM_TRAVELLING
-from avgpipe_ds.hf.partition import balanced_parts
 from avgpipe_ds.hf.plan import Flow, LayerPlan, Task, checkpoint_name, first_layer_of, module_prefix
 from avgpipe_ds.hf.weights import WeightLoader, cheap_build
+from avgpipe_ds.partition import balanced_parts
 
 logger = logging.getLogger(__name__)
 
 
-class HFPipelineModule(PipelineModule):  # type: ignore[misc]  # deepspeed has no types
+class HFPipelineModule(PartitionedModule):
     """One stage of a Hugging Face model. Build it with `avgpipe_ds.hf.to_pipeline`; every rank must.
 
     Attributes:
@@ -42,6 +42,7 @@ class HFPipelineModule(PipelineModule):  # type: ignore[misc]  # deepspeed has n
         dtype: torch.dtype,
         loss_fn: Callable[..., Tensor],
         partition_method: str,
+        partition: Sequence[int] | None,
         activation_checkpoint_interval: int,
         seed: int,
     ) -> None:
@@ -55,6 +56,7 @@ class HFPipelineModule(PipelineModule):  # type: ignore[misc]  # deepspeed has n
             loss_fn=loss_fn,
             base_seed=seed,
             partition_method=partition_method,
+            partition=partition,
             # DeepSpeed's reentrant default detaches a first stage fed with ids, and would ask for gradients of masks.
             activation_checkpoint_func=partial(checkpoint, use_reentrant=False),
             dynamic_shape=True,
@@ -78,7 +80,7 @@ class HFPipelineModule(PipelineModule):  # type: ignore[misc]  # deepspeed has n
 
     def _partition_layers(self, method: str = "compute") -> None:
         """Balance arithmetic ("compute") or memory ("parameters") from shapes; other methods are DeepSpeed's."""
-        if method not in ("compute", "parameters"):
+        if self._partition is not None or method not in ("compute", "parameters"):
             super()._partition_layers(method=method)
             return
         skip_lookups = method == "compute"

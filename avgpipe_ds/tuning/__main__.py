@@ -21,6 +21,7 @@ from rich.console import Console
 
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.errors import AvgPipeError, ConfigError
+from avgpipe_ds.tuning.balance import propose_partition
 from avgpipe_ds.tuning.choice import best, rank
 from avgpipe_ds.tuning.configuration import current_setting, profiling, read, tuned
 from avgpipe_ds.tuning.predictors import PREDICTORS, predictor_named
@@ -83,7 +84,15 @@ def _tune(options: argparse.Namespace) -> None:
     ranked = rank(profile, settings, predictor_named(options.predictor), memory_limit_gb=limit)
     console.print(table(ranked, profile, current_setting(config, profile)))
     chosen = best(ranked).setting
-    _write(output, json.dumps(tuned(config, profile, chosen), indent=2) + "\n")
+    proposal = propose_partition(profile, memory_limit=None if limit is None else limit * 1e9, num_pipelines=chosen.num_pipelines)
+    if profile.saturated:
+        console.print(f"micro-batches of {profile.micro_batch:g} samples saturate an accelerator; smaller ones were tried, too")
+    if proposal is not None:
+        console.print(
+            f"the stages are uneven: cut at layers {list(proposal.partition)}, the slowest takes {proposal.gain:.0%} less."
+            " The configuration says so; give it to the model by partition=avgpipe_ds.partition_of(config)"
+        )
+    _write(output, json.dumps(tuned(config, profile, chosen, proposal), indent=2) + "\n")
     console.print(f"{output} trains with {chosen}")
 
 

@@ -10,6 +10,7 @@ import hjson
 
 from avgpipe_ds.config import BLOCK, AvgPipeConfig
 from avgpipe_ds.errors import ConfigError
+from avgpipe_ds.tuning.balance import Proposal
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import Setting
 
@@ -39,10 +40,12 @@ def profiling(config: dict[str, Any], result: Path, iterations: int) -> dict[str
     return {**config, BLOCK: {**block, "tuning": tuning}}
 
 
-def tuned(config: dict[str, Any], profile: Profile, setting: Setting) -> dict[str, Any]:
-    """The same with the setting that was chosen."""
+def tuned(config: dict[str, Any], profile: Profile, setting: Setting, proposal: Proposal | None = None) -> dict[str, Any]:
+    """The same with the setting that was chosen, and with the boundaries that are proposed."""
     schedule = {"name": "advance_forward" if setting.advance else "1f1b", "advance": setting.advance}
     block = {**config.get(BLOCK, {}), "num_pipelines": setting.num_pipelines, "schedule": schedule}
+    if proposal is not None:
+        block["partition"] = list(proposal.partition)
     return {
         **config,
         "train_micro_batch_size_per_gpu": profile.batch // setting.num_micro_batches,

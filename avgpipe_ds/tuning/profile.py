@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from avgpipe_ds.errors import AvgPipeError
 
-__all__ = ["Message", "Passes", "Profile", "StageProfile"]
+__all__ = ["Layer", "Message", "Passes", "Profile", "StageProfile"]
 
 _SATURATED = 0.95
 Seconds = Annotated[float, Field(ge=0)]
@@ -57,6 +57,25 @@ class Message(_Part):
         return self.latency_s + scale * self.transfer_s if self.size else 0.0
 
 
+class Layer(_Part):
+    """One layer by itself, for a micro-batch of the profile.
+
+    Attributes:
+        name: its class.
+        number: its place in the model.
+        seconds: forward and backward.
+        weights: bytes, trained or not.
+        activation_bytes: that autograd keeps in between.
+
+    """
+
+    name: str
+    number: int = Field(ge=0)
+    seconds: Seconds
+    weights: Bytes
+    activation_bytes: Bytes
+
+
 class StageProfile(_Part):
     """One stage.
 
@@ -67,6 +86,7 @@ class StageProfile(_Part):
         step_s: seconds of one pipeline's optimizer step, with its averaging.
         overhead_s: seconds of executor, messages and data beside each forward and each backward, whatever their size.
         utilisation: part of equal intervals of the profile in which the stage computed.
+        layers: of the stage, in order; empty where the stages can't be cut by them.
         weights, gradients, optimizer: bytes of one pipeline.
         frozen: bytes of weights that do not train, stored once.
         reference: bytes of the reference model and the sum of the updates, as they are from two pipelines on.
@@ -79,6 +99,7 @@ class StageProfile(_Part):
     step_s: Seconds = 0.0
     overhead_s: Seconds = 0.0
     utilisation: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    layers: tuple[Layer, ...] = ()
     weights: Bytes = 0
     frozen: Bytes = 0
     gradients: Bytes = 0

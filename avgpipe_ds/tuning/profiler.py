@@ -10,8 +10,9 @@ from avgpipe_ds.errors import AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.memory.model_state import ModelState
+from avgpipe_ds.tuning.layer_probe import probe_layers
 from avgpipe_ds.tuning.link_probe import probe_links
-from avgpipe_ds.tuning.profile import Passes, Profile, StageProfile
+from avgpipe_ds.tuning.profile import Layer, Passes, Profile, StageProfile
 from avgpipe_ds.tuning.stage_probe import Sample, StageProbe, probe_stage
 from avgpipe_ds.tuning.training_times import TrainingTimes, training_times
 
@@ -60,7 +61,7 @@ class Profiler:
             problem = error
         stage.rendezvous.agree(("profiled",), stage.topology.world_ranks, problem)
         assert own is not None
-        times, probe = own
+        times, probe, layers = own
         activation, gradient = probe_links(stage, activation_bytes=probe.activation_bytes, gradient_bytes=probe.gradient_bytes)
         state = ModelState.of(self._pipelines[0].engine, has_momentum=self._has_momentum)
         mine = StageProfile(
@@ -70,6 +71,7 @@ class Profiler:
             step_s=times.step_s,
             overhead_s=times.overhead_s,
             utilisation=times.utilisation,
+            layers=layers,
             weights=state.trained,
             frozen=state.frozen,
             gradients=state.gradients,
@@ -94,7 +96,7 @@ class Profiler:
     def _keep(self, inputs: Any, labels: Any) -> None:
         self._sample, self._stage.capture = Sample.of(inputs, labels), None
 
-    def _own(self, times: TrainingTimes) -> tuple[TrainingTimes, StageProbe]:
+    def _own(self, times: TrainingTimes) -> tuple[TrainingTimes, StageProbe, tuple[Layer, ...]]:
         """What this stage finds out by itself."""
         assert self._sample is not None, "no forward was seen"
         pipeline = self._pipelines[0]
@@ -103,9 +105,10 @@ class Profiler:
         if self._sample.splits(samples) and not compat.needs_inputs_with_gradient(pipeline.engine):
             sizes = sorted({1, samples, min(_LARGER, self._stage.num_micro_batches) * samples})
         probe = probe_stage(pipeline, self._sample, samples=samples, sizes=sizes)
-        if self._stage.device.type == "cuda":  # there spans are the times of launches
-            return times, probe
-        return times, _calibrated(probe, samples, times)
+        if self._stage.device.type != "cuda":  # there spans are the times of launches
+            probe = _calibrated(probe, samples, times)
+        layers = probe_layers(pipeline, self._sample, stage_s=probe.seconds(samples)) if pipeline.module.forward_funcs else ()
+        return times, probe, layers
 
 
 def _slowest_replicas(everybody: Sequence[tuple[int, StageProfile]], num_stages: int) -> tuple[StageProfile, ...]:

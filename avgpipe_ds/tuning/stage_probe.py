@@ -75,6 +75,10 @@ class StageProbe:
     activation_bytes: int
     gradient_bytes: int
 
+    def seconds(self, samples: int) -> float:
+        """Forward and backward of a micro-batch of a size that was tried."""
+        return next(one.forward_s + one.backward_s for one in self.passes if one.samples == samples)
+
 
 def probe_stage(pipeline: Pipeline, sample: Sample, *, samples: int, sizes: Sequence[int]) -> StageProbe:
     """Run micro-batches of `sizes` samples on the stage of a pipeline; no communication.

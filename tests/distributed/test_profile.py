@@ -69,10 +69,14 @@ def test_what_it_finds(worlds: dict[int, World]) -> None:
     for stage in found.stages:
         assert [one.samples for one in stage.passes] == [1, 3, 12]
         assert [one.activation_bytes / one.samples for one in stage.passes] == [stage.passes[0].activation_bytes] * 3
+        assert [(layer.name, layer.weights) for layer in stage.layers] == [("Layer", 1088)] * 2
+        total_s = sum(layer.seconds for layer in stage.layers)
+        assert total_s == pytest.approx(stage.passes[1].forward_s + stage.passes[1].backward_s)
         assert stage.step_s > 0 and stage.overhead_s > 0 and max(stage.utilisation) > 0
         assert (stage.weights, stage.gradients, stage.frozen) == (2176, 2176, 0)
         assert stage.reference == 2 * stage.weights and stage.optimizer > 2 * stage.weights
     assert first.activation.latency_s > 0
+    assert [layer.number for stage in found.stages for layer in stage.layers] == [0, 1, 2, 3]
 
 
 def test_what_can_not_be_split_is_profiled_as_it_is(worlds: dict[int, World]) -> None:

@@ -66,7 +66,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize("value", [0, -1, True, "2", 2.0, 1.5, None, [2]])
 def test_num_pipelines_is_strict(value):
     assert problems(num_pipelines=value) == [
-        f"avgpipe.num_pipelines: expected an integer >= 1: N, the parallel pipelines; got {value!r}"
+        f'avgpipe.num_pipelines: expected an integer >= 1: N, the parallel pipelines, or "auto"; got {value!r}'
     ]
 
 
@@ -112,7 +112,8 @@ def test_a_memory_limit_that_bounds_nothing_is_warned_of():
 @pytest.mark.parametrize("value", [None, 3, [], "2"])
 def test_blocks_must_be_objects(value):
     with pytest.raises(
-        ConfigError, match="expected an object with num_pipelines, averaging, schedule, memory_limit_gb, tuning, trace; got"
+        ConfigError,
+        match="expected an object with num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace; got",
     ):
         AvgPipeConfig.from_deepspeed({"avgpipe": value})
     (line,) = problems(schedule=value)
@@ -136,7 +137,10 @@ def test_blocks_must_be_objects(value):
         ),
         ({"averaging": {"momentun": 0}}, 'avgpipe.averaging.momentun: unknown key; did you mean "avgpipe.averaging.momentum"?'),
         ({"schedule": {"xyz": 0}}, "avgpipe.schedule.xyz: unknown key; known keys here: name, advance"),
-        ({"zzz": 0}, "avgpipe.zzz: unknown key; known keys here: num_pipelines, averaging, schedule, memory_limit_gb, trace"),
+        (
+            {"zzz": 0},
+            "avgpipe.zzz: unknown key; known keys here: num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace",
+        ),
     ],
 )
 def test_unknown_keys_name_the_nearest(block, line):
@@ -269,3 +273,16 @@ def test_all_problems_at_once():
 def test_combinations_are_checked_without_json_too():
     with pytest.raises(ValueError, match="schedule.advance: expected 0"):
         AvgPipeConfig(schedule=ScheduleConfig(advance=2))
+
+
+@pytest.mark.parametrize("partition", [[0], [1, 2], [0, 2, 2], [0, 3, 1], []])
+def test_a_partition_rises_from_0(partition):
+    (line,) = problems(partition=partition)
+    assert line.startswith("avgpipe.partition: expected a list of K + 1 layer numbers that rise from 0") and line.endswith(
+        f"got {partition}"
+    )
+
+
+def test_a_partition_is_whole_numbers():
+    assert problems(partition=[0, 1.5]) and problems(partition="0,1")
+    assert parse(partition=[0, 3, 7]).partition == [0, 3, 7]

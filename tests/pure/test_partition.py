@@ -1,12 +1,14 @@
+"""Stage boundaries against every possible cut."""
+
+from __future__ import annotations
+
 from itertools import combinations
 
 import pytest
-from conftest import TASKS, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from avgpipe_ds.hf import to_pipeline
-from avgpipe_ds.hf.partition import balanced_parts
+from avgpipe_ds.partition import balanced_parts
 
 
 def run_costs(costs, parts):
@@ -40,13 +42,20 @@ def test_too_many_parts_are_refused():
         balanced_parts([1, 1], 3)
 
 
-@pytest.mark.parametrize("method", ["compute", "parameters", "uniform", "type:Block"])
-def test_methods(method):
-    module = to_pipeline(tiny_config("gpt2"), num_stages=1, task=TASKS["gpt2"], partition_method=method)
-    assert module.parts == [0, 7]
+layers = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8)
 
 
-def test_counts_include_frozen_and_tied_parameters():
-    module = to_pipeline(tiny_config("gpt2"), num_stages=1, task="causal-lm")
-    block = 12 * 32 * 32 + 13 * 32
-    assert module._parameter_counts == [61 * 32, 24 * 32, block, block, block, 2 * 32, 61 * 32]
+@settings(deadline=None)
+@given(layers, st.data(), st.integers(0, 30))
+def test_no_cut_within_a_limit_is_better(found, data, limit):
+    costs, sizes = [one[0] for one in found], [one[1] for one in found]
+    num_parts = data.draw(st.integers(1, len(costs)))
+    cuts = [[0, *inner, len(costs)] for inner in combinations(range(1, len(costs)), num_parts - 1)]
+    cuts = [cut for cut in cuts if all(size <= limit for size in run_costs(sizes, cut))]
+    if not cuts:
+        with pytest.raises(ValueError, match=f"no {num_parts} parts of these layers keep within {limit} each"):
+            balanced_parts(costs, num_parts, sizes=sizes, size_limit=limit)
+        return
+    chosen = balanced_parts(costs, num_parts, sizes=sizes, size_limit=limit)
+    assert chosen in cuts
+    assert max(run_costs(costs, chosen)) == min(max(run_costs(costs, cut)) for cut in cuts)
