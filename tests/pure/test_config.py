@@ -139,7 +139,8 @@ def test_blocks_must_be_objects(value):
         ({"schedule": {"xyz": 0}}, "avgpipe.schedule.xyz: unknown key; known keys here: name, advance"),
         (
             {"zzz": 0},
-            "avgpipe.zzz: unknown key; known keys here: num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace",
+            "avgpipe.zzz: unknown key; known keys here: "
+            "num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace",
         ),
     ],
 )
