@@ -20,7 +20,7 @@ from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
 
-__all__ = ["read", "restore", "save", "saved_pipelines", "snapshot", "start_from_first"]
+__all__ = ["read", "restore", "save", "snapshot", "start_from_first"]
 
 
 class Run(Protocol):
@@ -80,11 +80,11 @@ def _state(run: Run) -> dict[str, Any]:
     }
 
 
-def read(run: Run, load_dir: str, tag: str | None, *, weights_only: bool) -> dict[str, Any] | None:
+def read(run: Run, load_dir: str, tag: str | None, *, weights_only: bool, any_number: bool = False) -> dict[str, Any] | None:
     """This rank's file; None if there is none because plain DeepSpeed saved the checkpoint, there is no checkpoint, or only the
     reference's weights are wanted.
 
-    Every rank calls it. Nothing is changed before all have found theirs fit.
+    Every rank calls it. Nothing is changed before all have found theirs fit. With `any_number` that of pipelines may differ.
 
     Raises:
         AgreedError: with a `ValueError` if it was saved at another shape, or only some ranks find it.
@@ -94,7 +94,7 @@ def read(run: Run, load_dir: str, tag: str | None, *, weights_only: bool) -> dic
     try:
         folder = _folder(load_dir, tag)
         if folder is not None and not weights_only:
-            state = _fitting_state(run, folder)
+            state = _fitting_state(run, folder, any_number=any_number)
     except Exception as error:  # noqa: BLE001 - told to all ranks
         problem = error
     stage = run.pipelines[0].stage
@@ -105,18 +105,6 @@ def read(run: Run, load_dir: str, tag: str | None, *, weights_only: bool) -> dic
             ValueError(f"ranks {without} find no checkpoint in {load_dir}, the others do: use a folder that all machines share")
         )
     return state
-
-
-def saved_pipelines(load_dir: str, tag: str | None) -> int | None:
-    """N of a checkpoint; None if there is none, or plain DeepSpeed saved it."""
-    try:
-        folder = _folder(load_dir, tag)
-    except ValueError:  # `read` says so on every rank
-        return None
-    file = None if folder is None else next(iter(sorted(folder.glob(_FILES))), None)
-    if file is None:
-        return None
-    return int(torch.load(file, map_location="cpu", weights_only=False)["shape"]["num_pipelines"])
 
 
 def restore(run: Run, state: dict[str, Any], *, load_optimizer_states: bool, load_lr_scheduler_states: bool) -> None:
@@ -133,7 +121,8 @@ def restore(run: Run, state: dict[str, Any], *, load_optimizer_states: bool, loa
     run.consumed_micro_batches = state["consumed_micro_batches"]
     run.global_samples = state["global_samples"]
     torch.set_rng_state(state["random"])
-    run.advance.load_state_dict(state["advance"])
+    if "advance" in state:
+        run.advance.load_state_dict(state["advance"])
     run.restart(iteration=state["iteration"])
 
 
@@ -151,6 +140,7 @@ def start_from_first(run: Run, *, weights_only: bool) -> None:
         if weights_only:
             continue
         pipeline.engine.basic_optimizer.load_state_dict(copy.deepcopy(first.engine.basic_optimizer.state_dict()))
+        compat.load_scaler_state(pipeline.engine, compat.scaler_state(first.engine))
         if first.engine.lr_scheduler is not None:
             pipeline.engine.lr_scheduler.load_state_dict(copy.deepcopy(first.engine.lr_scheduler.state_dict()))
         for name in _COUNTERS:
@@ -171,7 +161,7 @@ def _folder(load_dir: str, tag: str | None) -> Path | None:
     return folder
 
 
-def _fitting_state(run: Run, folder: Path) -> dict[str, Any] | None:
+def _fitting_state(run: Run, folder: Path, *, any_number: bool) -> dict[str, Any] | None:
     path = folder / _file(run)
     others = sorted(folder.glob(_FILES))
     if not others:
@@ -179,6 +169,8 @@ def _fitting_state(run: Run, folder: Path) -> dict[str, Any] | None:
     # Any rank's file tells the shape of the whole; a rank that has none of its own still says what is wrong.
     state: dict[str, Any] = torch.load(path if path.exists() else others[0], map_location="cpu", weights_only=False)
     saved, present = state["shape"], _shape(run)
+    if any_number:
+        present |= {name: saved[name] for name in ("num_pipelines", "averaging rule")}
     if saved != present:
         different = [f"{name} {saved.get(name)!r}, now {value!r}" for name, value in present.items() if saved.get(name) != value]
         raise ValueError(

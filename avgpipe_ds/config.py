@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -122,6 +121,18 @@ class AvgPipeConfig(_Section):
         """N that training starts with: 1 while "auto" is being found out."""
         return 1 if self.num_pipelines == "auto" else self.num_pipelines
 
+    def with_pipelines(self, num_pipelines: int) -> AvgPipeConfig:
+        """The same with this N.
+
+        Raises:
+            ConfigError: they do not go together.
+
+        """
+        try:
+            return AvgPipeConfig.model_validate({**self.model_dump(), "num_pipelines": num_pipelines})
+        except ValidationError as error:
+            raise ConfigError(str(error)) from error
+
     @classmethod
     def from_deepspeed(cls, ds_config: Mapping[str, Any]) -> AvgPipeConfig:
         """Read the "avgpipe" block of a DeepSpeed configuration; without one, the defaults.
@@ -146,10 +157,6 @@ class AvgPipeConfig(_Section):
             problems |= {path: text for path, text in _combination_problems(block) if path not in problems}
             lines = "\n".join(f"  {BLOCK}.{path}: {text}" for path, text in problems.items())
             raise ConfigError(f'{len(problems)} problem(s) in the "{BLOCK}" block:\n{lines}') from None
-        if config.memory_limit_gb is not None and "auto" not in (config.schedule.advance, config.num_pipelines):
-            warnings.warn(
-                f'{BLOCK}.memory_limit_gb has no effect: it bounds what is tuned, and no setting is "auto"', stacklevel=2
-            )
         return config
 
     @model_validator(mode="after")
@@ -178,6 +185,7 @@ def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]
                 )
         if (problem := _unstable(averaging, block.get("num_pipelines", 1))) is not None:
             yield "averaging.alpha", problem
+    yield from _tuning_problems(block)
     partition = block.get("partition")
     if isinstance(partition, list) and all(type(number) is int for number in partition) and not _rises(partition):
         yield "partition", f"expected {AvgPipeConfig.model_fields['partition'].description}; got {partition!r}"
@@ -188,6 +196,19 @@ def _combination_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]
                 "schedule.advance",
                 f'expected 0, since only schedule "advance_forward" uses it and the schedule is "{name}"; got {advance!r}',
             )
+
+
+def _tuning_problems(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    schedule, tuning = block.get("schedule"), block.get("tuning")
+    if block.get("num_pipelines") != "auto":
+        return
+    if isinstance(schedule, Mapping) and schedule.get("name") == "gpipe":
+        yield (
+            "num_pipelines",
+            'expected an integer with schedule "gpipe": what is predicted are 1F1B and advance forward; got "auto"',
+        )
+    if isinstance(tuning, Mapping) and tuning.get("profile") is not None:
+        yield "num_pipelines", 'expected an integer with tuning.profile, which ends the training; got "auto"'
 
 
 def _unstable(averaging: Mapping[str, Any], num_pipelines: Any) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from avgpipe_ds.execution.tensors import map_tensors
 from avgpipe_ds.tracing.recorder import Recorder
 from avgpipe_ds.tracing.spans import TAKE_DATA
 
@@ -80,20 +81,24 @@ class DataFeed:
         self._taken = {(other, index) for other, index in self._taken if other != iteration}
 
     def hold(self, iteration: int) -> None:
-        """Give the data of this iteration, if all of it is there, to those that follow, too, until `release`."""
+        """Give the data of this iteration, if all of it is there, to those that follow, too, until `let_go`."""
         if self.ready(iteration):
             self._held = self._items[iteration]
 
-    def release(self, iteration: int) -> None:
-        """What `hold` held is the data of this iteration again, and of no other."""
-        if self._held is not None:
-            self._items, self._held = {iteration: self._held}, None
+    def let_go(self) -> list[MicroBatch]:
+        """End `hold`; returns what it held."""
+        held, self._held = self._held or [], None
+        return held
+
+    def give_back(self, iteration: int, items: list[MicroBatch]) -> None:
+        """Data that was taken is that of this iteration again; nothing else is there."""
+        if items:
+            self._items = {iteration: items}
 
     def inherit(self, other: DataFeed, iteration: int) -> None:
-        """Go on with the data that another feed has taken, none of which was trained, as that of `iteration`."""
-        taken = next(iter(other._items.values()), [])
+        """Go on with the data that another feed has taken ahead, none of which was trained, as that of `iteration`."""
         assert len(other._items) <= 1 and not other._taken, "data of it was trained"
-        self._items = {iteration: taken}
+        self._items = {iteration: next(iter(other._items.values()), [])}
         self._iterator, self._exhausted, self._error = other._iterator, other._exhausted, other._error
 
     def reset(self) -> None:
@@ -147,8 +152,8 @@ def prepare_micro_batch(item: Any, device: torch.device, *, first_stage: bool, l
             f"{tuple(first_input.shape)}, {len(first_label)} in the labels {tuple(first_label.shape)}"
         )
     return (
-        _map(lambda t: t.detach().to(device, copy=True), inputs) if first_stage else None,
-        _map(lambda t: t.detach().to(device, copy=True), labels) if last_stage else None,
+        map_tensors(lambda t: t.detach().to(device, copy=True), inputs) if first_stage else None,
+        map_tensors(lambda t: t.detach().to(device, copy=True), labels) if last_stage else None,
     )
 
 
@@ -162,9 +167,3 @@ def _as_tensors(part: Any, name: str) -> Tensor | tuple[Tensor, ...] | None:
 
 def _first(part: Tensor | tuple[Tensor, ...] | None) -> Tensor | None:
     return part if part is None or isinstance(part, Tensor) else next(iter(part), None)
-
-
-def _map(function: Callable[[Tensor], Tensor], part: Tensor | tuple[Tensor, ...] | None) -> Any:
-    if part is None or isinstance(part, Tensor):
-        return None if part is None else function(part)
-    return tuple(function(t) for t in part)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -36,14 +36,25 @@ from avgpipe_ds.schedules.deepspeed_schedules import PlannedSchedule, make_sched
 from avgpipe_ds.schedules.simulate import simulate
 from avgpipe_ds.tracing.window import TraceWindow
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
-from avgpipe_ds.tuning.auto_pipelines import WARM_UP, AutoPipelines
+from avgpipe_ds.tuning.auto_pipelines import choose_pipelines
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.profiler import Profiler
+from avgpipe_ds.tuning.session import TuningSession
 
-__all__ = ["AvgPipeEngine"]
+__all__ = ["AvgPipeEngine", "FurtherPipelines"]
 
 _MEMORY_ITERATIONS = 3
 """In which activations are measured; the first ones fill the pipelines."""
+
+
+class FurtherPipelines(Protocol):
+    """Makes pipelines beside the first, from the weights that training began with."""
+
+    def copies(self, number: int) -> list[Any]:
+        """What `number` pipelines are built from; no communication."""
+
+    def build(self, copies: list[Any]) -> list[compat.StageEngine]:
+        """Their engines. Collective."""
 
 
 class AvgPipeEngine(compat.StageEngine):
@@ -72,8 +83,8 @@ class AvgPipeEngine(compat.StageEngine):
         self.avgpipe_config = config
         self.consumed_micro_batches = 0
         self._progress = Progress()
-        self._auto: AutoPipelines | None = None
-        self._profile_file = config.tuning.profile
+        self._session: TuningSession | None = None
+        self._further: FurtherPipelines | None = None
         self._connect(others)
         self.restart(iteration=0)
 
@@ -110,9 +121,18 @@ class AvgPipeEngine(compat.StageEngine):
         self._goodbye = partial(_close_at_exit, self._stage.mailbox, self._trace)  # not a method: it must not keep the engine
         atexit.register(self._goodbye)
 
-    def tune_pipelines(self, auto: AutoPipelines) -> None:
-        """Find out N in the first iterations, which train one pipeline. Called once, by `initialize`, on every rank."""
-        self._auto = auto
+    def tune(self, further: FurtherPipelines | None) -> None:
+        """Profile the first iterations. Called once, by `initialize`, on every rank.
+
+        Args:
+            further: makes the pipelines beside the first, once it is known how many; None if a file is wanted, as `avgpipe-tune`
+                does, which ends the training.
+
+        """
+        config, say = self.avgpipe_config, self.global_rank == 0
+        conclude = self._end_with_profile if further is None else partial(choose_pipelines, config, say=say)
+        self._further = further
+        self._session = TuningSession(config.tuning.iterations, conclude)
 
     @property
     def num_pipelines(self) -> int:
@@ -149,33 +169,10 @@ class AvgPipeEngine(compat.StageEngine):
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
-        if self._profile_file is not None:
-            self._end_with_profile(data_iter)
-        with self._together(TRAINING), self._trace.iteration(self._iteration):
-            stage, iteration = self._stage, self._iteration
-            if data_iter is not None:
-                self.set_dataiterator(data_iter)
-            self._data.take(iteration, self.data_iterator)
-            self._check_trainable()
-            self._follow_first_optimizer()
-            for pipeline in self.pipelines:
-                pipeline.module.train()
-            stage.begin(iteration)
-            if self._auto is not None and self._auto.is_last():
-                stage.last = iteration
-            begin = time.perf_counter()
-            self._executor.run(lambda: self._nothing_left(iteration))
-            seconds = time.perf_counter() - begin
-            if not stage.iteration_complete:
-                stage.end_without_data()
-                raise AgreedError(self._data.end(iteration))
-            self._iteration += 1
-            self.consumed_micro_batches += stage.num_pipelines * stage.num_micro_batches
-            if stage.topology.takes_data:
-                stage.feed.finish(iteration)
-                stage.feed.ready(iteration + 1)  # on both stages at the same point, however far each has run ahead
-            loss = self._progress.report(self, self.pipelines, self._iteration)
-            chosen = self._measured(iteration, seconds)
+        with self._together(TRAINING):
+            with self._trace.iteration(self._iteration):
+                loss = self._train_iteration(data_iter)
+            chosen = self._learn_from_iteration()
         if chosen is not None:
             self._go_on_with(chosen, keep_data=True)
         return loss
@@ -250,32 +247,31 @@ class AvgPipeEngine(compat.StageEngine):
             The same on all ranks; of data-parallel replicas that of the slowest.
 
         Raises:
-            AvgPipeError: a timeline is being recorded.
+            AvgPipeError: tuning or a timeline is under way.
             ValueError: `iterations` is below 1.
             Exception: as `train_batch`.
 
         """
         if iterations < 1:
             raise ValueError(f"a profile takes at least 1 iteration, got {iterations}")
-        stage, start, saved = self._stage, self._iteration, None
-        profiler = self._profiler()
+        if self._session is not None or self._trace.pending:
+            busy = "tuning" if self._session is not None else "a timeline (avgpipe.trace)"
+            raise AvgPipeError(f"{busy} is under way and measures the same iterations: profile after it")
+        profiler, saved = self._profiler(), None
         with self._together("profile"):
             if not keep:
-                saved = checkpoint.snapshot(self)
                 self._hold_data(data_iter)
+                saved = checkpoint.snapshot(self)
             profiler.begin()
         try:
             for _ in range(iterations):
                 self.train_batch(data_iter)
-            with self._together("end of profile"):
-                found = profiler.finish()
+            with self._together("the end of profile"):
+                return profiler.finish()
         finally:
             profiler.abandon()
-        if saved is not None:
-            with self._together("restore after profile"):
-                checkpoint.restore(self, saved, load_optimizer_states=True, load_lr_scheduler_states=True)
-                stage.feed.release(start)
-        return found
+            if saved is not None and self._together.usable:
+                self._restore(saved)
 
     def memory_report(self) -> MemoryReport:
         """What training needs of every accelerator's memory, by kind; every rank calls it, after an iteration at least.
@@ -284,13 +280,14 @@ class AvgPipeEngine(compat.StageEngine):
         allocator on CUDA.
 
         Raises:
-            AvgPipeError: nothing was trained yet, so that nothing is known of activations and optimizer.
+            AvgPipeError: on every rank, if one could not measure: nothing was trained yet, or the user's own hooks were in force.
 
         """
         stage = self._stage
         with self._together("memory_report"):
-            if stage.activations.micro_batch_bytes is None:
-                raise AgreedError(AvgPipeError("memory_report() tells what training has shown: train an iteration first"))
+            unknown = stage.activations.micro_batch_bytes is None
+            problem = AvgPipeError(f"memory_report(): {stage.activations.why_nothing}") if unknown else None
+            stage.rendezvous.agree(("memory known",), stage.topology.world_ranks, problem)
             mine = StageMemory(
                 rank=stage.topology.rank,
                 stage_id=stage.topology.stage_id,
@@ -358,7 +355,7 @@ class AvgPipeEngine(compat.StageEngine):
 
         """
         weights_only = bool(options.get("load_module_only"))
-        if self._auto is not None and not weights_only:
+        if self._further is not None and not weights_only:
             self._adopt(load_dir, tag)
         with self._together(f"load_checkpoint with tag {tag!r} and load_module_only={weights_only}"):
             state = checkpoint.read(self, load_dir, tag, weights_only=weights_only)
@@ -414,6 +411,7 @@ class AvgPipeEngine(compat.StageEngine):
         self._stage.mailbox.forget()
         self._stage.feed.reset()
         self._executor.clear()
+        self.advance.restart()
         for pipeline in self.pipelines:
             pipeline.restart(iteration)
             self._executor.add(pipeline.stream())
@@ -438,8 +436,32 @@ class AvgPipeEngine(compat.StageEngine):
             yield
 
     def _profiler(self) -> Profiler:
-        rule = make_rule(self.avgpipe_config.averaging, 2)  # as two pipelines would have it
-        return Profiler(self._stage, self.pipelines, has_momentum=rule.has_momentum)
+        return Profiler(self._stage, self.pipelines, self.avgpipe_config.averaging)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """As before a profile that was not to be kept."""
+        with self._together("the restoration after profile"):
+            held = self._stage.feed.let_go()
+            checkpoint.restore(self, saved, load_optimizer_states=True, load_lr_scheduler_states=True)
+            self._stage.feed.give_back(self._iteration, held)
+
+    def _end_with_profile(self, profile: Profile) -> NoReturn:
+        """What `avgpipe-tune` asks for: write the profile, and end the script on every rank.
+
+        Raises:
+            SystemExit: with status 0.
+
+        """
+        file, problem, topology = self.avgpipe_config.tuning.profile, None, self._stage.topology
+        assert file is not None
+        try:
+            if topology.rank == topology.world_ranks[0]:
+                profile.save(Path(file))
+        except OSError as error:
+            problem = error
+        self._stage.rendezvous.agree(("profile written",), topology.world_ranks, problem)
+        self.close("it was profiled")
+        raise SystemExit(0)
 
     def _hold_data(self, data_iter: Iterator[Any] | None) -> None:
         if self._stage.topology.takes_data:
@@ -469,64 +491,100 @@ class AvgPipeEngine(compat.StageEngine):
         state = ModelState.of(self, has_momentum=has_momentum).of_pipelines(self.num_pipelines)
         return replace(state, activations=stored * (self._stage.activations.micro_batch_bytes or 0))
 
-    def _measured(self, iteration: int, seconds: float) -> AvgPipeConfig | None:
-        """What an iteration tells of memory, of the advance, and of N: then the configuration to go on with."""
+    def _train_iteration(self, data_iter: Iterator[Any] | None) -> Tensor:
+        stage, iteration = self._stage, self._iteration
+        if data_iter is not None:
+            self.set_dataiterator(data_iter)
+        self._data.take(iteration, self.data_iterator)
+        self._check_trainable()
+        self._follow_first_optimizer()
+        for pipeline in self.pipelines:
+            pipeline.module.train()
+        stage.begin(iteration)
+        if self._session is not None and self._session.ends_with_next:
+            stage.last = iteration
+        begin = time.perf_counter()
+        self._executor.run(lambda: self._nothing_left(iteration))
+        self._seconds = time.perf_counter() - begin
+        if not stage.iteration_complete:
+            stage.end_without_data()
+            raise AgreedError(self._data.end(iteration))
+        self._iteration += 1
+        self.consumed_micro_batches += stage.num_pipelines * stage.num_micro_batches
+        if stage.topology.takes_data:
+            stage.feed.finish(iteration)
+            stage.feed.ready(iteration + 1)  # on both stages at the same point, however far each has run ahead
+        return self._progress.report(self, self.pipelines, self._iteration)
+
+    def _learn_from_iteration(self) -> AvgPipeConfig | None:
+        """What an iteration tells of memory, of the advance, and of N: then the configuration to go on with.
+
+        Raises:
+            Exception: tuning failed; it is the same on all ranks, and the engine has stopped.
+
+        """
         self._since_start += 1
         if self._since_start == _MEMORY_ITERATIONS:
             self._stage.activations.stop()
-        if self._auto is not None:
-            return self._auto.trained(self._profiler)
+        if self._session is not None:
+            try:
+                return self._session.trained(self._profiler)
+            except AgreedError as error:
+                raise error.error from error
         if self.avgpipe_config.schedule.advance == "auto":
-            self.advance.trained(iteration, seconds)
+            self.advance.trained(self._iteration - 1, self._seconds)
         return None
-
-    def _end_with_profile(self, data_iter: Iterator[Any] | None) -> None:
-        """What `avgpipe-tune` asks for: profile these iterations, write the profile, and end the script on every rank.
-
-        Raises:
-            SystemExit: with status 0.
-
-        """
-        tuning, self._profile_file = self.avgpipe_config.tuning, None
-        for _ in range(WARM_UP):
-            self.train_batch(data_iter)
-        found = self.profile(data_iter, iterations=tuning.iterations)
-        assert tuning.profile is not None
-        if self._stage.topology.rank == self._stage.topology.world_ranks[0]:
-            found.save(Path(tuning.profile))
-        self.meet("the end of the profile")
-        self.close("it was profiled")
-        raise SystemExit(0)
-
-    def _adopt(self, load_dir: str, tag: str | None) -> None:
-        """Where N is still to be found out, the one that a checkpoint was saved with is taken."""
-        with self._together("load_checkpoint"):
-            saved = checkpoint.saved_pipelines(load_dir, tag)
-            every = self._stage.rendezvous.gather(("adopt",), self._stage.topology.world_ranks, saved)
-        number = next((found for found in every if found is not None), None)
-        if number is not None:
-            self._go_on_with(self.avgpipe_config.model_copy(update={"num_pipelines": number}), keep_data=False)
 
     def _go_on_with(self, config: AvgPipeConfig, *, keep_data: bool) -> None:
         """Train as many pipelines as `config` says from here on, all from the present state; what is under way is given up.
 
         With `keep_data` nothing is under way, and data that was taken ahead is trained next.
+
+        Raises:
+            Exception: on every rank, if one of them can't copy its stage.
+
         """
-        assert self._auto is not None
-        first, stage, consumed = self.pipelines[0], self._stage, self.consumed_micro_batches
-        others = self._auto.build(config.first_num_pipelines - 1)
-        self._auto, self.avgpipe_config = None, config
-        random = first.random.state_dict()
-        self._executor.clear()
-        stage.rendezvous.gather(("reconnect",), stage.topology.world_ranks)  # nobody needs an answer of this rank any more
-        stage.mailbox.close("it reconnects")
-        atexit.unregister(self._goodbye)
-        self._connect(others)
-        self.pipelines[0].random.load_state_dict(random)
-        checkpoint.start_from_first(self, weights_only=False)
-        self.consumed_micro_batches = consumed
-        if keep_data:
-            self._stage.feed.inherit(stage.feed, self._iteration)
+        first, old, further = self.pipelines[0], self._stage, self._further
+        assert further is not None
+        self._session, self._further, old.last = None, None, None
+        with self._together("the change of num_pipelines"):
+            copies, problem = [], None
+            try:
+                self._check_still_trainable()
+                copies = further.copies(config.first_num_pipelines - 1)
+            except Exception as error:  # noqa: BLE001 - told to all ranks, before any of them waits for the others inside DeepSpeed
+                problem = error
+            old.rendezvous.agree(("reconnect",), old.topology.world_ranks, problem)
+            others = further.build(copies)
+            random = first.random.state_dict()
+            self._executor.clear()
+            old.rendezvous.gather(("reconnected",), old.topology.world_ranks)  # nobody needs an answer of this rank any more
+            old.mailbox.close("it reconnects")
+            atexit.unregister(self._goodbye)
+            self.avgpipe_config = config
+            self._connect(others)
+            self.pipelines[0].random.load_state_dict(random)
+            checkpoint.start_from_first(self, weights_only=False)
+            if keep_data:
+                self._stage.feed.inherit(old.feed, self._iteration)
+
+    def _adopt(self, load_dir: str, tag: str | None) -> None:
+        """Where N is still to be found out, that of a checkpoint of several pipelines is taken."""
+        with self._together("load_checkpoint while num_pipelines is being tuned"):
+            state = checkpoint.read(self, load_dir, tag, weights_only=False, any_number=True)
+        number = 1 if state is None else state["shape"]["num_pipelines"]
+        if number > 1:
+            self._go_on_with(self.avgpipe_config.with_pipelines(number), keep_data=False)
+
+    def _check_still_trainable(self) -> None:
+        """Further pipelines are copied from what the first was at the start.
+
+        Raises:
+            AvgPipeError: `requires_grad` was changed since then.
+
+        """
+        if self._now_trainable() != self._trainable:
+            raise AvgPipeError('parameters were frozen or unfrozen while "num_pipelines": "auto" was found out: give a number')
 
     def _stepped(self, pipeline: Pipeline) -> None:
         if self._reference is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -17,7 +18,6 @@ from avgpipe_ds.errors import ConfigError
 from avgpipe_ds.ownership import own_optimizer, parameter_list
 from avgpipe_ds.replicate import replicate
 from avgpipe_ds.tracing.window import prepare_directory
-from avgpipe_ds.tuning.auto_pipelines import AutoPipelines
 
 __all__ = ["init_distributed", "initialize", "partition_of"]
 
@@ -46,7 +46,11 @@ def partition_of(config: str | Mapping[str, Any]) -> list[int] | None:
         ConfigError: the configuration can't be read, or its "avgpipe" block is wrong.
 
     """
-    return AvgPipeConfig.from_deepspeed(compat.load_config(None, config, None)).partition
+    try:
+        settings = compat.load_config(None, config, None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{config} is no configuration: {error}") from error
+    return AvgPipeConfig.from_deepspeed(settings).partition
 
 
 def initialize(
@@ -111,11 +115,13 @@ def initialize(
         dist_init_required=dist_init_required,
         **first,
     )
-    others = [_further_engine(plan, own) for own in copies]
+    others = [_other_engine(plan.settings, own) for own in copies]
     assert isinstance(engine, AvgPipeEngine)
     engine.start(plan.block, others)
-    if plan.block.num_pipelines == "auto":
-        engine.tune_pipelines(AutoPipelines(plan.block, lambda number: _further(plan, number)))
+    if plan.spare is not None:
+        engine.tune(_Further(plan.spare, plan.settings))
+    elif plan.block.tuning.profile is not None:
+        engine.tune(None)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -148,6 +154,7 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
     settings.pop("avgpipe", None)
     compat.refuse_unsupported(settings)
     prepare_directory(block.trace)
+    _check_profile_file(block.tuning.profile)
     if not isinstance(model, compat.PipelineModule):
         raise TypeError(
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
@@ -170,6 +177,17 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
     return _Plan(settings, block, [_belongings(*one) for one in (original, *copies)], spare)
 
 
+def _check_profile_file(file: str | None) -> None:
+    """Found before the training, not after it.
+
+    Raises:
+        ConfigError: its folder does not exist.
+
+    """
+    if file is not None and not Path(file).parent.is_dir():
+        raise ConfigError(f"avgpipe.tuning.profile: there is no folder {Path(file).parent}")
+
+
 def _belongings(model: compat.PipelineModule, optimizer: Any, parameters: Any, lr_scheduler: Any) -> dict[str, Any]:
     return {
         "model": model,
@@ -179,14 +197,26 @@ def _belongings(model: compat.PipelineModule, optimizer: Any, parameters: Any, l
     }
 
 
-def _further(plan: _Plan, number: int) -> list[compat.StageEngine]:
-    """Engines of `number` more pipelines, made from the spare. Every rank calls it."""
-    assert plan.spare is not None
-    return [_further_engine(plan, _belongings(*replicate(*plan.spare))) for _ in range(number)]
+@dataclass(frozen=True, slots=True)
+class _Further:
+    """Makes pipelines of a spare, which has the weights that training began with: `avgpipe_ds.engine.FurtherPipelines`."""
+
+    spare: tuple[Any, ...]
+    settings: dict[str, Any]
+
+    def copies(self, number: int) -> list[dict[str, Any]]:
+        """What `number` pipelines are built from; the last of them is the spare itself. No communication."""
+        own = [replicate(*self.spare) for _ in range(number - 1)] + [self.spare] * (number > 0)
+        return [_belongings(*one) for one in own]
+
+    def build(self, copies: list[dict[str, Any]]) -> list[compat.StageEngine]:
+        """Their engines. Every rank calls it."""
+        return [_other_engine(self.settings, own) for own in copies]
 
 
-def _further_engine(plan: _Plan, belongings: dict[str, Any]) -> compat.StageEngine:
-    quiet = compat.config_for_other_pipelines(plan.settings)
+def _other_engine(settings: dict[str, Any], belongings: dict[str, Any]) -> compat.StageEngine:
+    """Of a pipeline that is not the first."""
+    quiet = compat.config_for_other_pipelines(settings)
     return compat.build_stage_engine(compat.StageEngine, config=quiet, dist_init_required=False, **belongings)
 
 

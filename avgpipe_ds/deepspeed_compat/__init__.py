@@ -24,6 +24,7 @@ from avgpipe_ds.deepspeed_compat.build import (
     warn_of_compilation,
 )
 from avgpipe_ds.deepspeed_compat.compute import (
+    autocast,
     backward_from_gradients,
     backward_from_loss,
     discard_gradients,
@@ -55,8 +56,12 @@ from avgpipe_ds.deepspeed_compat.module import (
     PartitionedModule,
     communicators_of,
     ensure_trainable,
+    layers_of,
+    name_of,
     place_of,
+    recomputes_activations,
     tied_stages,
+    weights_of,
 )
 
 __all__ = [
@@ -66,6 +71,7 @@ __all__ = [
     "PartitionedModule",
     "PipelineModule",
     "StageEngine",
+    "autocast",
     "backward_from_gradients",
     "backward_from_loss",
     "build_stage_engine",
@@ -79,15 +85,18 @@ __all__ = [
     "gradient_bytes",
     "gradients_to_reduce",
     "has_own_collectives",
+    "layers_of",
     "load_config",
     "load_scaler_state",
     "local_squared_norm",
     "master_groups",
     "masters_of",
+    "name_of",
     "needs_inputs_with_gradient",
     "optimizer_step",
     "place_of",
     "publish_masters",
+    "recomputes_activations",
     "reduces_gradients_itself",
     "refuse_unsupported",
     "scale_for_reduction",
@@ -97,4 +106,5 @@ __all__ = [
     "tied_stages",
     "trained_weights",
     "warn_of_compilation",
+    "weights_of",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from avgpipe_ds.deepspeed_compat.build import StageEngine
 from avgpipe_ds.deepspeed_compat.gradients import has_own_collectives, reduces_gradients_itself
 
 __all__ = [
+    "autocast",
     "backward_from_gradients",
     "backward_from_loss",
     "discard_gradients",
@@ -31,11 +33,17 @@ def forward(engine: StageEngine, inputs: Any) -> Any:
 
 
 def forward_alone(engine: StageEngine, inputs: Any) -> Any:
-    """The same forward without DeepSpeed's hooks, outside of training: `torch.autograd.grad` may differentiate its graph."""
+    """The same forward outside of training, without what DeepSpeed does around it; `torch.autograd.grad` may follow."""
     if engine.fp16_auto_cast():
         inputs = engine._cast_inputs_half(inputs)
-    with autocast_if_enabled(engine):
+    with autocast(engine):
         return engine.module(inputs)
+
+
+def autocast(engine: StageEngine) -> AbstractContextManager[Any]:
+    """The precision that the configuration asks for."""
+    context: AbstractContextManager[Any] = autocast_if_enabled(engine)
+    return context
 
 
 def needs_inputs_with_gradient(engine: StageEngine) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,18 @@ from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
 from avgpipe_ds.errors import ConfigError
 
-__all__ = ["PLACEHOLDER", "PartitionedModule", "communicators_of", "ensure_trainable", "place_of", "tied_stages"]
+__all__ = [
+    "PLACEHOLDER",
+    "PartitionedModule",
+    "communicators_of",
+    "ensure_trainable",
+    "layers_of",
+    "name_of",
+    "place_of",
+    "recomputes_activations",
+    "tied_stages",
+    "weights_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +93,28 @@ def place_of(module: PipelineModule) -> tuple[int, int, list[list[int]]]:
         where = topology.get_coord(rank)
         ranks[getattr(where, "data", 0)][where.pipe] = rank
     return mine.pipe, getattr(mine, "data", 0), ranks
+
+
+def layers_of(module: PipelineModule) -> list[tuple[int, Callable[[Any], Any]]]:
+    """This stage's layers in order, each with its number in the whole model."""
+    return [(module._local_start + place, function) for place, function in enumerate(module.forward_funcs)]
+
+
+def weights_of(function: Callable[[Any], Any]) -> list[torch.Tensor]:
+    """Of a layer; a tied one is a partial of its module."""
+    modules = [function, *getattr(function, "args", ())]
+    return [weight for module in modules if isinstance(module, torch.nn.Module) for weight in module.parameters()]
+
+
+def name_of(function: Callable[[Any], Any]) -> str:
+    """The class of a layer, or the name of a function."""
+    function = next((one for one in getattr(function, "args", ()) if isinstance(one, torch.nn.Module)), function)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def recomputes_activations(module: PipelineModule) -> bool:
+    """Whether activations are computed again in backward instead of being kept."""
+    return bool(module.activation_checkpoint_interval)
 
 
 def tied_stages(module: PipelineModule) -> list[tuple[int, ...]]:

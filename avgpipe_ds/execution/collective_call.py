@@ -43,6 +43,11 @@ class CollectiveCall:
         """No block can be entered any more."""
         self._failure = self._failure or reason
 
+    @property
+    def usable(self) -> bool:
+        """Whether blocks can still be entered."""
+        return self._failure is None
+
     def expect_training(self) -> None:
         """To be asked again and again by a rank that trains.
 

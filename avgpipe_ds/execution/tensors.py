@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["as_tuple", "check_stage_output"]
+__all__ = ["as_tuple", "check_stage_output", "map_tensors"]
 
 
 def as_tuple(value: Any) -> tuple[Tensor, ...]:
     """A tensor or a tuple of tensors as a tuple."""
     return value if isinstance(value, tuple) else (value,)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A function of a tensor, or of each one in a tuple; None stays None."""
+    if value is None or isinstance(value, Tensor):
+        return None if value is None else function(value)
+    return tuple(function(tensor) for tensor in value)
 
 
 def check_stage_output(value: Any, stage_id: int) -> None:

@@ -26,12 +26,14 @@ class ActivationMeter:
     Attributes:
         micro_batch_bytes: that a forward of one micro-batch leaves for its backward, the largest seen; None if none was measured.
         peak_bytes: the most that all pipelines kept at a time.
+        why_nothing: what to do about it where nothing was measured.
 
     """
 
     def __init__(self, device: torch.device, weights: Iterable[Tensor]) -> None:
         self.micro_batch_bytes: int | None = None
         self.peak_bytes = 0
+        self.why_nothing = "train an iteration first: it tells what training has shown"
         self._device = device
         self._saved = SavedTensors(weights)
         self._measuring = False
@@ -52,6 +54,8 @@ class ActivationMeter:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around the forward of one micro-batch."""
+        if self._measuring and _hooks_in_force():
+            self.why_nothing = "hooks on saved tensors were in force, such as save_on_cpu(): train the first iterations without"
         if not self._measuring or _hooks_in_force():
             yield
             return

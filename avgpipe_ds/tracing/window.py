@@ -37,6 +37,11 @@ class TraceWindow:
         self._calls = 0
         self._start_ns = 0
 
+    @property
+    def pending(self) -> bool:
+        """Whether iterations are still to be recorded."""
+        return self._config is not None and self._calls < self._config.warmup + self._config.iterations
+
     @contextmanager
     def iteration(self, iteration: int) -> Iterator[None]:
         """Around the work of one `train_batch`."""

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.errors import AvgPipeError, ConfigError
 from avgpipe_ds.tuning.balance import propose_partition
 from avgpipe_ds.tuning.choice import best, rank
-from avgpipe_ds.tuning.configuration import current_setting, profiling, read, tuned
+from avgpipe_ds.tuning.configuration import check_batch, current_setting, profiling, read, tuned
 from avgpipe_ds.tuning.predictors import PREDICTORS, predictor_named
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import candidates
@@ -48,13 +49,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="avgpipe-tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--predictor", choices=PREDICTORS, default=PREDICTORS[0])
-    parser.add_argument("--max-pipelines", type=_positive, default=4, metavar="N", help="the largest N (default 4)")
+    parser.add_argument("--predictor", choices=PREDICTORS, help="default: the configuration's, or simulation")
+    parser.add_argument("--max-pipelines", type=_positive, metavar="N", help="the largest N (default: the configuration's, or 4)")
     parser.add_argument("--max-advance", type=_not_negative, default=2, metavar="A", help="the largest advance (default 2)")
     parser.add_argument("--memory-limit-gb", type=float, metavar="GB", help="per accelerator (default: the configuration's)")
-    parser.add_argument("--iterations", type=_positive, default=20, help="to be profiled (default 20)")
+    parser.add_argument("--iterations", type=_positive, help="to be profiled (default: the configuration's, or 20)")
     parser.add_argument("--output", type=Path, help="the configuration to write (default: c.tuned.json beside c.json)")
     parser.add_argument("--profile", type=Path, help="keep the profile in this file, and take it from there if it exists")
+    parser.add_argument(
+        "--write-partition",
+        action="store_true",
+        help="write better stage boundaries, too; the script has to give avgpipe_ds.partition_of(config) to its model",
+    )
     parser.add_argument("--launcher", default="", metavar="OPTIONS", help="for deepspeed, such as '--num_accelerators 4'")
     parser.add_argument("script", help="what trains")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"its arguments, {_OPTION} among them")
@@ -69,57 +75,79 @@ def _tune(options: argparse.Namespace) -> None:
     output: Path = options.output or file.with_suffix(".tuned.json")
     if not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no folder {output.parent}")
-    limit = options.memory_limit_gb
-    if limit is None:
-        limit = AvgPipeConfig.from_deepspeed(config).memory_limit_gb
-    elif not limit > 0:
+    block = AvgPipeConfig.from_deepspeed(config)
+    limit = block.memory_limit_gb if options.memory_limit_gb is None else options.memory_limit_gb
+    if limit is not None and not limit > 0:
         raise ConfigError(f"--memory-limit-gb must be above 0, got {limit}")
-    profile = _profile(options, config, place, console)
+    profile = _profile(options, config, place, output.parent, console)
+    check_batch(config, profile)
     settings = candidates(
         profile.batch,
         num_stages=len(profile.stages),
-        max_pipelines=options.max_pipelines,
+        max_pipelines=_most_pipelines(block, options.max_pipelines or block.tuning.max_pipelines),
         max_advance=options.max_advance,
     )
-    ranked = rank(profile, settings, predictor_named(options.predictor), memory_limit_gb=limit)
+    predictor = predictor_named(options.predictor or block.tuning.predictor)
+    ranked = rank(profile, track(list(settings), "predicting"), predictor, memory_limit_gb=limit)
     console.print(table(ranked, profile, current_setting(config, profile)))
     chosen = best(ranked).setting
-    proposal = propose_partition(profile, memory_limit=None if limit is None else limit * 1e9, num_pipelines=chosen.num_pipelines)
     if profile.saturated:
         console.print(f"micro-batches of {profile.micro_batch:g} samples saturate an accelerator; smaller ones were tried, too")
+    proposal = propose_partition(profile, chosen, memory_limit=None if limit is None else limit * 1e9)
     if proposal is not None:
+        how = "as the configuration says now" if options.write_partition else "--write-partition puts that into the configuration"
         console.print(
-            f"the stages are uneven: cut at layers {list(proposal.partition)}, the slowest takes {proposal.gain:.0%} less."
-            " The configuration says so; give it to the model by partition=avgpipe_ds.partition_of(config)"
+            f"the stages are uneven: cut at layers {list(proposal.partition)}, the slowest takes {proposal.gain:.0%} less; {how}"
         )
-    _write(output, json.dumps(tuned(config, profile, chosen, proposal), indent=2) + "\n")
+    written = tuned(config, profile, chosen, proposal if options.write_partition else None)
+    _write(output, json.dumps(written, indent=2) + "\n")
     console.print(f"{output} trains with {chosen}")
 
 
-def _profile(options: argparse.Namespace, config: dict[str, Any], place: int, console: Console) -> Profile:
-    """Of a run that is started for it, or of the file that --profile names."""
+def _most_pipelines(block: AvgPipeConfig, wanted: int) -> int:
+    """The largest N up to `wanted` that the averaging of the configuration can have."""
+    for number in range(1, wanted + 1):
+        try:
+            block.with_pipelines(number)
+        except ConfigError:
+            return number - 1
+    return wanted
+
+
+def _profile(options: argparse.Namespace, config: dict[str, Any], place: int, folder: Path, console: Console) -> Profile:
+    """Of a run that is started for it, or of the file that --profile names.
+
+    What the run reads and writes lies in a folder beside the output, which all hosts see if they see the script.
+    """
     kept: Path | None = options.profile
     if kept is not None and kept.exists():
         console.print(f"profile of {kept}")
         return Profile.load(kept)
-    with tempfile.TemporaryDirectory(prefix="avgpipe-tune-") as folder:
-        result, copy = Path(folder, "profile.json"), Path(folder, "config.json")
-        copy.write_text(json.dumps(profiling(config, result, options.iterations)), encoding="utf-8")
+    iterations = options.iterations or AvgPipeConfig.from_deepspeed(config).tuning.iterations
+    with tempfile.TemporaryDirectory(prefix=".avgpipe-tune-", dir=folder.resolve()) as own:
+        result, copy = Path(own, "profile.json"), Path(own, "config.json")
+        copy.write_text(json.dumps(profiling(config, result, iterations)), encoding="utf-8")
         arguments = list(options.arguments)
         joined = arguments[place].startswith(f"{_OPTION}=")
         arguments[place] = f"{_OPTION}={copy}" if joined else str(copy)
-        command = ["deepspeed", *shlex.split(options.launcher), options.script, *arguments]
+        command = [_launcher(), *shlex.split(options.launcher), options.script, *arguments]
         console.print(f"profiling: {shlex.join(command)}", soft_wrap=True)
         code = subprocess.run(command, check=False).returncode
         if not result.exists():
             raise AvgPipeError(
                 f"the run ended with exit status {code} and no profile: what it printed says why. It has to train at least"
-                f" {options.iterations} iterations and some more with the configuration that {_OPTION} names"
+                f" {iterations + 2} iterations with the configuration that {_OPTION} names"
             )
         profile = Profile.load(result)
         if kept is not None:
             _write(kept, result.read_text(encoding="utf-8"))
     return profile
+
+
+def _launcher() -> str:
+    """The `deepspeed` of this Python, whether or not its environment is activated."""
+    beside = Path(sys.executable).with_name("deepspeed")
+    return str(beside) if beside.exists() else "deepspeed"
 
 
 def _place_of_config(arguments: list[str]) -> int:

@@ -8,10 +8,11 @@ new one.
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections.abc import Callable
 from typing import Any
+
+from deepspeed.utils import logger  # its handler shows the line where DeepSpeed's users look for it
 
 from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.stage import Stage
@@ -21,8 +22,6 @@ from avgpipe_ds.schedules.plans import most_stored
 from avgpipe_ds.tuning.advance_search import AdvanceSearch, Decision
 
 __all__ = ["AdaptiveAdvance"]
-
-logger = logging.getLogger(__name__)
 
 _TURN = 4
 """Iterations whose times count in a turn."""
@@ -100,7 +99,13 @@ class AdaptiveAdvance:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as it was: settled, or with the search from the same advance."""
         self._search = AdvanceSearch(max_advance=self._largest, advance=state["advance"], settled=state["settled"])
+        self.restart()
+
+    def restart(self) -> None:
+        """What was under way is given up; no iteration has begun."""
+        self._search.restart()
         self._advance = self._earlier = self._search.running
+        self._from = 0
         self._seconds = []
 
     def _schedule_with(self, advance: int) -> PlannedSchedule:

@@ -100,6 +100,10 @@ class AdvanceSearch:
             return self._settle(f"advance {self.advance + 1} does not save enough: {measured}")
         return None
 
+    def restart(self) -> None:
+        """Begin the present comparison anew."""
+        self._begin()
+
     def _settle(self, reason: str) -> Decision:
         self.settled = True
         self._begin()

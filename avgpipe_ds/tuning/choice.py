@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ def best(candidates: list[Candidate]) -> Prediction:
     if not fitting:
         smallest = min((one.prediction for one in candidates), key=lambda one: one.peak_bytes)
         raise AvgPipeError(
-            f"no setting fits into the memory limit: {smallest.setting} needs least, {smallest.peak_bytes / _GB:.3g} GB on its"
+            f"no setting fits into the memory limit: {smallest.setting} needs least, {_rounded_up(smallest.peak_bytes)} GB on its"
             " fullest stage. Raise avgpipe.memory_limit_gb to that, use more stages, or recompute activations."
         )
     fastest = max(one.samples_per_s for one in fitting)
@@ -72,4 +73,10 @@ def _too_large(prediction: Prediction, memory_limit_gb: float | None) -> str:
     if memory_limit_gb is None or prediction.peak_bytes <= memory_limit_gb * _GB:
         return ""
     stage_id = max(range(len(prediction.bound)), key=lambda k: prediction.bound[k].total)
-    return f"stage {stage_id} may need {prediction.peak_bytes / _GB:.3g} GB, the limit is {memory_limit_gb:.3g} GB"
+    return f"stage {stage_id} may need {_rounded_up(prediction.peak_bytes)} GB, the limit is {memory_limit_gb:.3g} GB"
+
+
+def _rounded_up(size: int) -> str:
+    """Bytes in GB with three digits, never too little: it is what a user will set as the limit."""
+    digits = 2 - math.floor(math.log10(max(1, size)))
+    return f"{math.ceil(size * 10.0**digits) / 10.0**digits / _GB:.3g}"

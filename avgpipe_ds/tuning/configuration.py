@@ -14,7 +14,9 @@ from avgpipe_ds.tuning.balance import Proposal
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import Setting
 
-__all__ = ["current_setting", "profiling", "read", "tuned"]
+__all__ = ["check_batch", "current_setting", "profiling", "read", "tuned"]
+
+_MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -37,13 +39,34 @@ def profiling(config: dict[str, Any], result: Path, iterations: int) -> dict[str
     """The same for a run that ends with a profile: one pipeline in 1F1B, whose accelerators are not saturated."""
     block = {key: value for key, value in config.get(BLOCK, {}).items() if key not in ("num_pipelines", "schedule", "trace")}
     tuning = {**block.get("tuning", {}), "profile": str(result), "iterations": iterations}
-    return {**config, BLOCK: {**block, "tuning": tuning}}
+    silent = {key: value for key, value in config.items() if key not in _MONITORS}
+    return {**silent, BLOCK: {**block, "tuning": tuning}}
+
+
+def check_batch(config: dict[str, Any], profile: Profile) -> None:
+    """A profile is of one batch size.
+
+    Raises:
+        ConfigError: `config` has another one.
+
+    """
+    micro_batch, number = config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps", 1)
+    whole = config.get("train_batch_size")
+    batch = micro_batch * number if isinstance(micro_batch, int) and isinstance(number, int) else None
+    if (batch is not None and batch != profile.batch) or (isinstance(whole, int) and whole % profile.batch):
+        raise ConfigError(
+            f"the profile is of batches of {profile.batch} samples, the configuration asks for"
+            f" {whole if batch is None else batch}: remove the profile, or name that of this configuration"
+        )
 
 
 def tuned(config: dict[str, Any], profile: Profile, setting: Setting, proposal: Proposal | None = None) -> dict[str, Any]:
     """The same with the setting that was chosen, and with the boundaries that are proposed."""
     schedule = {"name": "advance_forward" if setting.advance else "1f1b", "advance": setting.advance}
     block = {**config.get(BLOCK, {}), "num_pipelines": setting.num_pipelines, "schedule": schedule}
+    tuning = {key: value for key, value in block.get("tuning", {}).items() if key != "profile"}
+    if tuning or "tuning" in block:
+        block["tuning"] = tuning
     if proposal is not None:
         block["partition"] = list(proposal.partition)
     return {

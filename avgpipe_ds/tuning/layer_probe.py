@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.tensors import as_tuple
 from avgpipe_ds.memory.activations import ActivationMeter
 from avgpipe_ds.memory.tensors import bytes_of
 from avgpipe_ds.tuning.profile import Layer
-from avgpipe_ds.tuning.stage_probe import Sample
+from avgpipe_ds.tuning.sample import Sample, device_time_s, gradients_of, untouched
 
 __all__ = ["probe_layers"]
 
@@ -23,40 +22,45 @@ _REPEATS = 3
 
 
 def probe_layers(pipeline: Pipeline, sample: Sample, *, stage_s: float) -> tuple[Layer, ...]:
-    """Run the layers of a stage one after the other, forward and backward; no communication, and nothing of it is left.
+    """Run the layers of a stage one after the other, forward and backward; no communication.
 
     Args:
         pipeline: whose weights compute.
         sample: a micro-batch as the stage gets it.
-        stage_s: forward and backward of the whole stage, which the times are scaled to: the loss belongs to the last layer.
+        stage_s: forward and backward of the whole stage, which the times are scaled to. The loss belongs to the last layer.
+
+    Returns:
+        The layers; none where they pass on something other than tensors, so that they can't be tried by themselves.
 
     """
-    random, buffers = pipeline.random.state_dict(), [buffer.detach().clone() for buffer in pipeline.module.buffers()]
     found: list[Layer] = []
-    value: Any = sample.inputs
-    flags = sample.wants_gradient
-    for place, function in enumerate(pipeline.module.forward_funcs):
-        seconds, kept, value = _measured(pipeline, function, value, flags)
-        flags = tuple(tensor.requires_grad for tensor in as_tuple(value))
-        weights = _weights(function)
-        found.append(
-            Layer(
-                name=type(getattr(function, "__self__", function)).__name__,
-                number=pipeline.module._local_start + place,
-                seconds=seconds,
-                weights=bytes_of(weights),
-                activation_bytes=kept,
-            )
-        )
-    pipeline.random.load_state_dict(random)
-    with torch.no_grad():
-        for buffer, before in zip(pipeline.module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+    layers = compat.layers_of(pipeline.module)
+    try:
+        with untouched(pipeline), compat.autocast(pipeline.engine):
+            for place, (number, function) in enumerate(layers):
+                is_end = pipeline.stage.topology.is_last and place == len(layers) - 1
+                run = _with_loss(function, pipeline.module.loss_fn, sample.labels) if is_end else function
+                weights = compat.weights_of(function)
+                seconds, kept, outputs = _measured(pipeline, run, sample, weights)
+                found.append(
+                    Layer(
+                        name=compat.name_of(function),
+                        number=number,
+                        seconds=seconds,
+                        weights=bytes_of(weights),
+                        activation_bytes=kept,
+                    )
+                )
+                sample = Sample(outputs, tuple(tensor.requires_grad for tensor in as_tuple(outputs)), sample.labels)
+    except Exception:  # noqa: BLE001 - a proposal is all that is lost
+        return ()
     scale = stage_s / max(1e-12, sum(layer.seconds for layer in found))
     return tuple(layer.model_copy(update={"seconds": scale * layer.seconds}) for layer in found)
 
 
-def _measured(pipeline: Pipeline, function: Any, value: Any, flags: Sequence[bool]) -> tuple[float, int, Any]:
+def _measured(
+    pipeline: Pipeline, function: Callable[[Any], Any], sample: Sample, weights: list[Tensor]
+) -> tuple[float, int, Any]:
     """Seconds of forward and backward, bytes kept in between, and the outputs."""
     device = pipeline.stage.device
     meter = ActivationMeter(device, pipeline.module.parameters())
@@ -64,28 +68,17 @@ def _measured(pipeline: Pipeline, function: Any, value: Any, flags: Sequence[boo
     times = []
     outputs: Any = None
     for repeat in range(_REPEATS + 1):
-        leaves = [t.detach().requires_grad_(wanted) for t, wanted in zip(as_tuple(value), flags, strict=True)]
-        inputs = tuple(leaf.clone() for leaf in leaves) if isinstance(value, tuple) else leaves[0].clone()
-        start = _now(device)
+        inputs, leaves = sample.leaves()
+        start = device_time_s(device)
         with pipeline.random.active(), meter.forward():
             outputs = function(inputs)
         meter.stop()  # the first time is the warm-up
-        sources = [tensor for tensor in as_tuple(outputs) if tensor.requires_grad]
-        wanted = [leaf for leaf in leaves if leaf.requires_grad] + [w for w in _weights(function) if w.requires_grad]
-        if sources and wanted:
-            torch.autograd.grad(sources, wanted, [torch.ones_like(tensor) for tensor in sources], allow_unused=True)
+        with pipeline.random.active():
+            gradients_of(outputs, [*leaves, *(weight for weight in weights if weight.requires_grad)])
         if repeat:
-            times.append(_now(device) - start)
+            times.append(device_time_s(device) - start)
     return statistics.median(times), meter.micro_batch_bytes or 0, outputs
 
 
-def _weights(function: Any) -> list[Tensor]:
-    """Of a layer; of a tied one, whose function is a partial of the module, those of the module."""
-    modules = [function, *getattr(function, "args", ())]
-    return [weight for module in modules if isinstance(module, torch.nn.Module) for weight in module.parameters()]
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+def _with_loss(function: Callable[[Any], Any], loss_fn: Any, labels: Any) -> Callable[[Any], Any]:
+    return function if loss_fn is None else lambda inputs: loss_fn(function(inputs), labels)

@@ -9,6 +9,7 @@ import torch
 
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.tuning.profile import Message
+from avgpipe_ds.tuning.sample import device_time_s
 
 __all__ = ["probe_links"]
 
@@ -64,6 +65,7 @@ def _answer(stage: Stage, sender: int) -> None:
     for _ in range(2 * _REPEATS):
         while not _receive(stage, _THERE):
             pass
+        device_time_s(stage.device)  # what came is there, not only ordered
         stage.mailbox.send(sender, _BACK)
 
 

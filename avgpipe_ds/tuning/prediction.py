@@ -57,7 +57,7 @@ def predict(profile: Profile, setting: Setting, predictor: Predictor) -> Predict
         setting=setting,
         iteration_s=iteration_s,
         samples_per_s=setting.num_pipelines * profile.batch / iteration_s,
-        memory=predict_memory(profile, setting, simulated(profile, setting).peak_together),
+        memory=predict_memory(profile, setting, simulated(profile, setting)[1]),
         bound=predict_memory(profile, setting, most_stored(setting.plans(len(profile.stages)), setting.num_pipelines)),
     )
 

@@ -54,7 +54,7 @@ class Message(_Part):
 
     def seconds(self, scale: float) -> float:
         """Of a message that is `scale` times as large."""
-        return self.latency_s + scale * self.transfer_s if self.size else 0.0
+        return self.latency_s + scale * self.transfer_s
 
 
 class Layer(_Part):
@@ -83,7 +83,8 @@ class StageProfile(_Part):
         passes: of one or more sizes of micro-batches, ascending.
         activation: to the next stage; empty on the last.
         gradient: to the previous stage; empty on the first.
-        step_s: seconds of one pipeline's optimizer step, with its averaging.
+        step_s: seconds of one pipeline's optimizer step, as it was trained.
+        averaging_s: seconds that averaging adds to it from two pipelines on, where the profile has one.
         overhead_s: seconds of executor, messages and data beside each forward and each backward, whatever their size.
         utilisation: part of equal intervals of the profile in which the stage computed.
         layers: of the stage, in order; empty where the stages can't be cut by them.
@@ -97,6 +98,7 @@ class StageProfile(_Part):
     activation: Message = Message()
     gradient: Message = Message()
     step_s: Seconds = 0.0
+    averaging_s: Seconds = 0.0
     overhead_s: Seconds = 0.0
     utilisation: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
     layers: tuple[Layer, ...] = ()
@@ -169,7 +171,10 @@ class Profile(_Part):
     @property
     def saturated(self) -> bool:
         """Whether its micro-batches already use all of some accelerator, so that it hides what smaller ones would need."""
-        return any(len(stage.passes) > 1 and stage.utilisation_at(self.micro_batch) > _SATURATED for stage in self.stages)
+        return any(
+            stage.passes[-1].samples > self.micro_batch and stage.utilisation_at(self.micro_batch) > _SATURATED
+            for stage in self.stages
+        )
 
     @property
     def base_samples(self) -> float:

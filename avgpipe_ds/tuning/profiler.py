@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from avgpipe_ds import deepspeed_compat as compat
-from avgpipe_ds.errors import AvgPipeError
+from avgpipe_ds.averaging.rules import make_rule
+from avgpipe_ds.config import AveragingConfig
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.memory.model_state import ModelState
+from avgpipe_ds.tuning.averaging_probe import averaging_s
 from avgpipe_ds.tuning.layer_probe import probe_layers
 from avgpipe_ds.tuning.link_probe import probe_links
 from avgpipe_ds.tuning.profile import Layer, Passes, Profile, StageProfile
-from avgpipe_ds.tuning.stage_probe import Sample, StageProbe, probe_stage
+from avgpipe_ds.tuning.sample import Sample
+from avgpipe_ds.tuning.stage_probe import StageProbe, probe_stage, sent_bytes
 from avgpipe_ds.tuning.training_times import TrainingTimes, training_times
 
 __all__ = ["Profiler"]
@@ -28,47 +31,87 @@ class Profiler:
     Args:
         stage: of this rank.
         pipelines: of this rank.
-        has_momentum: whether the reference has one, which takes memory.
+        averaging: the rule that several pipelines have, or would have.
 
     """
 
-    def __init__(self, stage: Stage, pipelines: Sequence[Pipeline], *, has_momentum: bool) -> None:
+    def __init__(self, stage: Stage, pipelines: Sequence[Pipeline], averaging: AveragingConfig) -> None:
         self._stage = stage
         self._pipelines = pipelines
-        self._has_momentum = has_momentum
+        self._averaging = averaging
         self._sample: Sample | None = None
 
     def begin(self) -> None:
-        """Watch from now on, between two iterations.
-
-        Raises:
-            AvgPipeError: a timeline is being recorded.
-
-        """
-        if self._stage.recorder.recording:
-            raise AvgPipeError("a timeline is being recorded (avgpipe.trace): profile before or after those iterations")
+        """Watch from now on, between two iterations; no timeline may be recorded meanwhile."""
+        assert not self._stage.recorder.recording
         self._stage.recorder.start()
         self._stage.capture = self._keep
 
+    def abandon(self) -> None:
+        """Watch no more."""
+        self._stage.capture = None
+        self._stage.recorder.stop()
+
     def finish(self) -> Profile:
-        """Try stages and links, and gather what was found: the same on all ranks. Every rank calls it, between two iterations."""
-        stage = self._stage
+        """Try stages and links, and gather what was found: the same on all ranks. Every rank calls it, between two iterations.
+
+        Raises:
+            AgreedError: a rank could not find out what it has to.
+
+        """
+        stage, engine = self._stage, self._pipelines[0].engine
         spans = stage.recorder.stop()
-        own, problem = None, None
+        mine, problem = None, None
         try:
-            own = self._own(training_times(spans))
+            mine = self._alone(training_times(spans))
         except Exception as error:  # noqa: BLE001 - told to all ranks before any of them waits for a message
             problem = error
         stage.rendezvous.agree(("profiled",), stage.topology.world_ranks, problem)
-        assert own is not None
-        times, probe, layers = own
-        activation, gradient = probe_links(stage, activation_bytes=probe.activation_bytes, gradient_bytes=probe.gradient_bytes)
-        state = ModelState.of(self._pipelines[0].engine, has_momentum=self._has_momentum)
-        mine = StageProfile(
+        assert mine is not None
+        own, sizes = mine
+        activation, gradient = probe_links(stage, activation_bytes=sizes[0], gradient_bytes=sizes[1])
+        own = own.model_copy(update={"activation": activation, "gradient": gradient})
+        everybody = stage.rendezvous.gather(("profile",), stage.topology.world_ranks, (stage.topology.stage_id, own))
+        return Profile(
+            num_pipelines=stage.num_pipelines,
+            num_micro_batches=stage.num_micro_batches,
+            batch=int(engine.train_micro_batch_size_per_gpu()) * stage.num_micro_batches,
+            clipping=engine.gradient_clipping() > 0 or compat.has_own_collectives(engine),
+            stages=_slowest_replicas(everybody, stage.topology.num_stages),
+        )
+
+    def _keep(self, inputs: Any, labels: Any) -> None:
+        self._sample, self._stage.capture = Sample.of(inputs, labels), None
+
+    def _alone(self, times: TrainingTimes) -> tuple[StageProfile, tuple[int, int]]:
+        """What this stage finds out by itself, and the sizes of its messages to the next and the previous one."""
+        assert self._sample is not None, "no forward was seen"
+        first, rule = self._pipelines[0], make_rule(self._averaging, max(2, len(self._pipelines)))
+        samples = int(first.engine.train_micro_batch_size_per_gpu())
+        layers: tuple[Layer, ...] = ()
+        if compat.recomputes_activations(first.module):  # its graph can't be differentiated but in training
+            own = Passes(
+                samples=samples,
+                forward_s=times.forward_s,
+                backward_s=times.backward_s,
+                activation_bytes=self._stage.activations.micro_batch_bytes or 0,
+            )
+            probe = StageProbe(passes=(own,), sent_bytes=sent_bytes(first, self._sample))
+        else:
+            larger = min(_LARGER, max(2, self._stage.num_micro_batches)) * samples
+            sizes = (1, larger) if self._sample.splits(samples) else ()
+            probe = probe_stage(first, self._sample, samples=samples, sizes=sizes)
+            if self._stage.device.type != "cuda":  # there spans are the times of launches
+                probe = _calibrated(probe, samples, times)
+            trained = probe.at(samples)
+            layers = probe_layers(first, self._sample, stage_s=trained.forward_s + trained.backward_s)
+        state = ModelState.of(first.engine, has_momentum=rule.has_momentum)
+        # With several pipelines the steps of the training have it already.
+        extra_s = 0.0 if len(self._pipelines) > 1 else averaging_s(rule, compat.masters_of(first.engine), self._stage.device)
+        profile = StageProfile(
             passes=probe.passes,
-            activation=activation,
-            gradient=gradient,
             step_s=times.step_s,
+            averaging_s=extra_s,
             overhead_s=times.overhead_s,
             utilisation=times.utilisation,
             layers=layers,
@@ -78,37 +121,7 @@ class Profiler:
             optimizer=state.optimizer,
             reference=state.reference,
         )
-        everybody = stage.rendezvous.gather(("profile",), stage.topology.world_ranks, (stage.topology.stage_id, mine))
-        engine = self._pipelines[0].engine
-        return Profile(
-            num_pipelines=stage.num_pipelines,
-            num_micro_batches=stage.num_micro_batches,
-            batch=int(engine.train_micro_batch_size_per_gpu()) * stage.num_micro_batches,
-            clipping=engine.gradient_clipping() > 0 or compat.has_own_collectives(engine),
-            stages=_slowest_replicas(everybody, stage.topology.num_stages),
-        )
-
-    def abandon(self) -> None:
-        """Watch no more."""
-        self._stage.capture = None
-        self._stage.recorder.stop()
-
-    def _keep(self, inputs: Any, labels: Any) -> None:
-        self._sample, self._stage.capture = Sample.of(inputs, labels), None
-
-    def _own(self, times: TrainingTimes) -> tuple[TrainingTimes, StageProbe, tuple[Layer, ...]]:
-        """What this stage finds out by itself."""
-        assert self._sample is not None, "no forward was seen"
-        pipeline = self._pipelines[0]
-        samples = int(pipeline.engine.train_micro_batch_size_per_gpu())
-        sizes = [samples]
-        if self._sample.splits(samples) and not compat.needs_inputs_with_gradient(pipeline.engine):
-            sizes = sorted({1, samples, min(_LARGER, self._stage.num_micro_batches) * samples})
-        probe = probe_stage(pipeline, self._sample, samples=samples, sizes=sizes)
-        if self._stage.device.type != "cuda":  # there spans are the times of launches
-            probe = _calibrated(probe, samples, times)
-        layers = probe_layers(pipeline, self._sample, stage_s=probe.seconds(samples)) if pipeline.module.forward_funcs else ()
-        return times, probe, layers
+        return profile, (probe.sent_bytes, self._sample.gradient_bytes)
 
 
 def _slowest_replicas(everybody: Sequence[tuple[int, StageProfile]], num_stages: int) -> tuple[StageProfile, ...]:
@@ -123,15 +136,10 @@ def _slowest_replicas(everybody: Sequence[tuple[int, StageProfile]], num_stages:
 
 def _calibrated(probe: StageProbe, samples: int, times: TrainingTimes) -> StageProbe:
     """The probe's times as they would be in training, where caches are cold and processes share cores."""
-    same = next(one for one in probe.passes if one.samples == samples)
+    same = probe.at(samples)
     forward, backward = times.forward_s / same.forward_s, times.backward_s / same.backward_s
-    passes = tuple(
-        Passes(
-            samples=one.samples,
-            forward_s=forward * one.forward_s,
-            backward_s=backward * one.backward_s,
-            activation_bytes=one.activation_bytes,
-        )
+    scaled = (
+        one.model_copy(update={"forward_s": forward * one.forward_s, "backward_s": backward * one.backward_s})
         for one in probe.passes
     )
-    return StageProbe(passes=passes, activation_bytes=probe.activation_bytes, gradient_bytes=probe.gradient_bytes)
+    return StageProbe(passes=tuple(scaled), sent_bytes=probe.sent_bytes)

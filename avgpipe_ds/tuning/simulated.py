@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from avgpipe_ds.schedules.costs import StageCosts
-from avgpipe_ds.schedules.simulate import Simulation, simulate
+from avgpipe_ds.schedules.simulate import simulate
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import Setting
 
 __all__ = ["SimulationPredictor", "simulated"]
 
-_ITERATIONS = 12
+_FEWEST_ITERATIONS, _MOST_ITERATIONS = 4, 12
+_MICRO_BATCHES = 256
+"""Enough of them for a steady state; long batches need fewer iterations for that."""
 
 
 class SimulationPredictor:
@@ -21,12 +23,12 @@ class SimulationPredictor:
 
     def iteration_s(self, profile: Profile, setting: Setting) -> float:
         """Seconds of an iteration in steady state."""
-        return simulated(profile, setting).seconds_per_iteration
+        return simulated(profile, setting)[0]
 
 
-@lru_cache(maxsize=4)  # time and memory of a setting are asked for one after the other
-def simulated(profile: Profile, setting: Setting) -> Simulation:
-    """Some iterations of a setting, with the times that the profile says they have."""
+@lru_cache(maxsize=1024)  # time and memory of a setting are asked for one after the other
+def simulated(profile: Profile, setting: Setting) -> tuple[float, tuple[int, ...]]:
+    """Seconds of an iteration with the profile's times, and by stage the most micro-batches that all pipelines together store."""
     samples = profile.batch / setting.num_micro_batches
     scale = samples / profile.micro_batch
     costs = [
@@ -35,15 +37,17 @@ def simulated(profile: Profile, setting: Setting) -> Simulation:
             backward_s=stage.backward_s(samples),
             activation_s=stage.activation.seconds(scale),
             gradient_s=stage.gradient.seconds(scale),
-            step_s=stage.step_s,
+            step_s=stage.step_s + (stage.averaging_s if setting.num_pipelines > 1 else 0.0),
         )
         for stage in profile.stages
     ]
-    return simulate(
+    iterations = min(_MOST_ITERATIONS, max(_FEWEST_ITERATIONS, _MICRO_BATCHES // setting.num_micro_batches))
+    run = simulate(
         setting.plans(len(costs)),
         costs,
         num_pipelines=setting.num_pipelines,
-        num_iterations=_ITERATIONS,
+        num_iterations=iterations,
         shared_links=True,
         clipping=profile.clipping,
     )
+    return run.seconds_per_iteration, run.peak_together

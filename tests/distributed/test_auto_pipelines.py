@@ -6,14 +6,14 @@ import copy
 from dataclasses import replace
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from avgpipe_ds.tuning.auto_pipelines import AutoPipelines
-from avgpipe_ds.tuning.prediction import Prediction
+from avgpipe_ds.config import AvgPipeConfig
+from avgpipe_ds.tuning.auto_pipelines import choose_pipelines
 from avgpipe_ds.tuning.profile import Profile
-from avgpipe_ds.tuning.setting import Setting
 from tests.distributed.history import Snapshot, assert_close_states, assert_same_history, train, whole
 from tests.distributed.models import Run, Task, weights_of
 from tests.distributed.oracle import SingleProcess
@@ -33,19 +33,15 @@ RUN = Run(
 
 def train_three(run: Run) -> tuple[list[Snapshot], int, int]:
     """As `train`; whatever the profile of this tiny model says, three pipelines go on."""
-    choose = AutoPipelines._choose
 
-    def three(self: AutoPipelines, profile: Profile) -> Prediction:
-        chosen = choose(self, profile)
-        assert 1 <= chosen.setting.num_pipelines <= 3 and chosen.setting.num_micro_batches == run.num_micro_batches
-        return replace(chosen, setting=Setting(num_pipelines=3, num_micro_batches=run.num_micro_batches))
+    def three(config: AvgPipeConfig, profile: Profile, *, say: bool) -> AvgPipeConfig:
+        chosen = choose_pipelines(config, profile, say=say).num_pipelines
+        assert isinstance(chosen, int) and 1 <= chosen <= 3 and profile.num_micro_batches == run.num_micro_batches
+        return config.with_pipelines(3)
 
-    AutoPipelines._choose = three  # type: ignore[method-assign]
     engines: list[Any] = []
-    try:
+    with mock.patch("avgpipe_ds.engine.choose_pipelines", three):
         history = train(run, lambda engine, data: engines.append(engine))
-    finally:
-        AutoPipelines._choose = choose  # type: ignore[method-assign]
     return history, engines[0].consumed_micro_batches, engines[0].samples_per_iteration()
 
 
@@ -113,3 +109,32 @@ def test_nothing_fits(worlds: dict[int, World]) -> None:
     assert sorted(caught.value.errors) == [0, 1]
     for text in caught.value.errors.values():
         assert "no setting fits into the memory limit: N = 1, M = 4, 1F1B needs least" in text
+
+
+def fails_to_copy(run: Run) -> tuple[str, int]:
+    """Rank 1 can't copy its stage; all say so, and one pipeline trains on."""
+    engine = run.engine()
+    data = run.task.data()
+    if engine.global_rank == 1:
+        engine._further = Broken()
+    for _ in range(FIRST - 1):
+        engine.train_batch(data)
+    try:
+        engine.train_batch(data)
+    except Exception as error:  # noqa: BLE001 - its text is compared
+        text = f"{type(error).__name__}: {error}"
+    engine.train_batch(data)
+    found = text, engine.num_pipelines
+    engine.close()
+    return found
+
+
+class Broken:
+    def copies(self, number: int) -> list[Any]:
+        raise MemoryError("no room for another model")
+
+
+def test_a_rank_that_can_not_copy_its_stage(worlds: dict[int, World]) -> None:
+    first, second = worlds[2].run(fails_to_copy, RUN)
+    assert first == ("RemoteError: rank 1 failed: MemoryError: no room for another model", 1)
+    assert second == ("MemoryError: no room for another model", 1)

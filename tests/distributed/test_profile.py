@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch import Tensor, nn
 
 from avgpipe_ds.tuning.profile import Profile
 from tests.distributed.history import assert_same_history, train, whole
-from tests.distributed.models import WIDTH, Run, Task
+from tests.distributed.models import WIDTH, Layer, Run, Task
 from tests.distributed.world import CaseFailed, World
 
 MICRO_BATCH = 3 * WIDTH * 4  # bytes of an activation
@@ -115,3 +116,52 @@ def test_bad_requests(worlds: dict[int, World]) -> None:
     with pytest.raises(CaseFailed) as caught:
         worlds[2].run(profiled, RUN, True, 0)
     assert all("at least 1 iteration, got 0" in text for text in caught.value.errors.values())
+
+
+def caught_and_went_on(run: Run) -> tuple[str, list[float]]:
+    """The data ends within a profile that was not to be kept; training goes on as if there had been none."""
+    engine, data = run.engine(), run.task.data()
+    engine.train_batch(data)
+    with mock.patch("avgpipe_ds.tuning.profiler.probe_stage", side_effect=OSError("a stage that can't be tried")):
+        try:
+            engine.profile(data, iterations=2, keep=False)
+        except Exception as error:  # noqa: BLE001 - its text is compared
+            text = f"{type(error).__name__}: {error}"
+    losses = [float(engine.train_batch(data)) for _ in range(3)]
+    engine.close()
+    return text, losses
+
+
+def test_a_profile_that_fails_costs_nothing(worlds: dict[int, World]) -> None:
+    expected = whole(worlds[2].run(train, RUN))
+    for text, losses in worlds[2].run(caught_and_went_on, RUN):
+        assert "a stage that can't be tried" in text
+        assert losses == [snapshot.loss for snapshot in expected[1:4]]
+
+
+def test_stages_that_recompute_are_profiled_at_their_own_size(worlds: dict[int, World]) -> None:
+    found, _ = worlds[2].run(profiled, replace(RUN, module_options={"activation_checkpoint_interval": 1}), True)
+    assert [[one.samples for one in stage.passes] for stage in found.stages] == [[3], [3]]
+    assert found.stages[0].activation.size == found.stages[1].gradient.size == MICRO_BATCH
+    assert all(stage.layers == () for stage in found.stages)
+
+
+class OneByOne(Layer):
+    """As batch normalisation: no single sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            raise ValueError("expected more than 1 sample")
+        return super().forward(x)
+
+
+class Normalised(Task):
+    def layers(self) -> list[Any]:
+        from deepspeed.pipe import LayerSpec
+
+        return [LayerSpec(OneByOne, seed, self.dropout, True) for seed in range(self.num_layers)]
+
+
+def test_sizes_that_a_model_refuses_are_left_out(worlds: dict[int, World]) -> None:
+    found, _ = worlds[2].run(profiled, replace(RUN, task=Normalised()), True)
+    assert [[one.samples for one in stage.passes] for stage in found.stages] == [[3, 12], [3, 12]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -98,15 +97,6 @@ def test_settings_are_strict(section, key, values):
 def test_memory_limit_is_strict(value):
     (line,) = problems(memory_limit_gb=value)
     assert line == f"avgpipe.memory_limit_gb: expected a number above 0, or null: GB per accelerator; got {value!r}"
-
-
-def test_a_memory_limit_that_bounds_nothing_is_warned_of():
-    with pytest.warns(UserWarning, match="memory_limit_gb has no effect"):
-        assert parse(memory_limit_gb=16).memory_limit_gb == 16.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        parse(memory_limit_gb=None)
-        parse(memory_limit_gb=16, schedule={"name": "advance_forward", "advance": "auto"})
 
 
 @pytest.mark.parametrize("value", [None, 3, [], "2"])
@@ -287,3 +277,17 @@ def test_a_partition_rises_from_0(partition):
 def test_a_partition_is_whole_numbers():
     assert problems(partition=[0, 1.5]) and problems(partition="0,1")
     assert parse(partition=[0, 3, 7]).partition == [0, 3, 7]
+
+
+def test_auto_is_predicted_for_some_schedules_only():
+    (line,) = problems(num_pipelines="auto", schedule={"name": "gpipe"})
+    assert line.startswith('avgpipe.num_pipelines: expected an integer with schedule "gpipe"')
+    (line,) = problems(num_pipelines="auto", tuning={"profile": "p.json"})
+    assert line.startswith("avgpipe.num_pipelines: expected an integer with tuning.profile")
+
+
+def test_another_number_of_pipelines_is_checked():
+    config = parse(num_pipelines="auto", averaging={"rule": "easgd", "alpha": 0.5})
+    assert config.with_pipelines(2).num_pipelines == 2 and config.with_pipelines(2).averaging == config.averaging
+    with pytest.raises(ConfigError, match="expected less than 0.5"):
+        config.with_pipelines(3)
