@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.atomic import replacing
 from avgpipe_ds.averaging.reference import Reference
 from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.pipeline import Pipeline
@@ -26,11 +26,17 @@ __all__ = ["read", "restore", "save", "snapshot", "start_from_first"]
 class Run(Protocol):
     """What is saved and restored: the engine, as far as it matters here."""
 
-    pipelines: tuple[Pipeline, ...]
     consumed_micro_batches: int
     global_samples: int
     global_steps: int
-    advance: AdaptiveAdvance
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """Those of this rank."""
+
+    @property
+    def advance(self) -> AdaptiveAdvance:
+        """How `"advance": "auto"` stands."""
 
     @property
     def iteration(self) -> int:
@@ -52,9 +58,8 @@ def save(run: Run, save_dir: str, tag: str) -> None:
     """Write this rank's file. Every rank calls it, between two iterations."""
     path = Path(save_dir, tag, _file(run))
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    torch.save(_state(run), unfinished)
-    os.replace(unfinished, path)
+    with replacing(path) as part:
+        torch.save(_state(run), part)
 
 
 def snapshot(run: Run) -> dict[str, Any]:

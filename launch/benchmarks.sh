@@ -81,6 +81,12 @@ measure real-k2 "${real[@]}"
 timeline real-k2-n3 avgpipe-n3 "${real[@]}"
 measure costs-k2 deepspeed --num_accelerators 2 recipes/costs.py
 
+# Tuning: predicted beside measured.
+measure tuning-emulated-k4 deepspeed --num_accelerators 4 recipes/tuning.py
+measure tuning-real-k2 deepspeed --num_accelerators 2 recipes/tuning.py --mode real
+ADVANCES=(recipes/tuning.py --pipelines 1 --micro-batches 8 --advances 0,1,2,3 --searches 3)
+measure advance-free deepspeed --num_accelerators 4 "${ADVANCES[@]}"
+
 if [ "$(id -u)" -eq 0 ]; then
     for bandwidth in 1gbit 200mbit; do
         cluster=(python launch/cluster.py --hosts 2 --bandwidth "$bandwidth" "${BENCHMARK[@]}" --mode real)
@@ -93,6 +99,11 @@ if [ "$(id -u)" -eq 0 ]; then
         done
         measure "cluster-$bandwidth-m8" "${cluster[@]}" --micro-batches 8 --contenders avgpipe-n1,avgpipe-n1-gpipe,avgpipe-n1-advance1,avgpipe-n2,avgpipe-n3
     done
+    # Messages of a quarter and of half a forward.
+    four=(python launch/cluster.py --hosts 4 --bandwidth 200mbit)
+    measure tuning-cluster-k4 "${four[@]}" recipes/tuning.py --length 128
+    measure advance-quarter "${four[@]}" "${ADVANCES[@]}" --length 128
+    measure advance-half "${four[@]}" "${ADVANCES[@]}" --length 256
 else
     echo "== not root: no emulated clusters"
 fi

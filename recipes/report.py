@@ -18,6 +18,7 @@ from pages.costs import costs
 from pages.plots import Drawer, bars, curves
 from pages.speed import means, rivals, setup, speed, tried
 from pages.times import times
+from pages.tuning import advances, choices, predictions
 
 MAKERS: dict[str, Maker] = {
     "speed": speed,
@@ -31,6 +32,9 @@ MAKERS: dict[str, Maker] = {
     "accuracy-90": accuracy(0.90),
     "times-95": times(0.95),
     "times-90": times(0.90),
+    "predictions": predictions,
+    "choices": choices,
+    "advances": advances,
     "rates-90": accuracy(0.90, every_rate=True),
 }
 

@@ -3,16 +3,20 @@
     deepspeed --num_accelerators 4 recipes/tuning.py                    # emulated accelerators
     deepspeed --num_accelerators 2 recipes/tuning.py --mode real        # transformer layers, a core each
 
+    deepspeed --num_accelerators 4 recipes/tuning.py --pipelines 1 --micro-batches 8 --advances 0,1,2,3 --searches 3
+
 Regret is how much slower than the best measured setting the chosen one is. The workload is that of recipes/benchmark.py.
 """
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import torch.distributed as dist
 import typer
+from bench.adaptive import Search, search_advance
 from bench.arguments import parse_numbers
 from bench.layers import Times
 from bench.provenance import provenance
@@ -30,6 +34,7 @@ def main(
     advances: Annotated[str, typer.Option(help="comma-separated advances")] = "0",
     profile_micro_batches: Annotated[int, typer.Option(min=1, help="M of the profile, which trains one pipeline")] = 8,
     iterations: Annotated[int, typer.Option(min=1, help="iterations to profile")] = 20,
+    searches: Annotated[int, typer.Option(min=0, help="runs that find the advance out, for each N and M of the grid")] = 0,
     fixed_ms: Annotated[float, typer.Option(help="emulated: of each pass, however small the micro-batch")] = 2.0,
     forward_ms: Annotated[float, typer.Option(help="emulated: forward, per sample and accelerator")] = 4.5,
     input_ms: Annotated[float, typer.Option(help="emulated: gradient of the input, likewise")] = 4.5,
@@ -67,8 +72,14 @@ def main(
     profile, profile_s = take_profile(workload, profile_micro_batches, iterations=iterations)
     say(f"profile of {iterations} iterations at N = 1, M = {profile_micro_batches}: {profile_s:.1f} s")
     measured: list[Measurement] = measure_grid(workload, settings, batches=batches, repeats=repeats, warmup=warmup, say=say)
+    starts = [replace(setting, advance=0) for setting in settings]
+    found_out: list[Search] = []
+    for number in range(searches):
+        for setting in dict.fromkeys(starts):
+            found_out.append(search_advance(workload, setting))
+            say(f"search {number + 1} of {searches}: {found_out[-1].settled} after {found_out[-1].iterations} iterations")
     if dist.get_rank() == 0:
-        found = conclusions(profile, profile_s, measured)
+        found = conclusions(profile, profile_s, measured, found_out)
         print_tuning(found)
         if output is not None:
             head = provenance(sys.argv, num_accelerators=workload.num_stages)

@@ -33,21 +33,24 @@ class AveragingRule(ABC):
     Args:
         alpha: how far a parallel model is pulled to the reference in one iteration, in (0, 1].
         num_pipelines: N, at least 2.
+        momentum: of the reference, in [0, 1).
 
     Attributes:
+        alpha, num_pipelines, momentum: as given.
         reference: z, one fp32 tensor per weight; valid whenever no iteration is under way.
 
     """
 
     name: ClassVar[str]
 
-    def __init__(self, *, alpha: float, num_pipelines: int) -> None:
+    def __init__(self, *, alpha: float, num_pipelines: int, momentum: float = 0.0) -> None:
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha must be in (0, 1], got {alpha}")
         if num_pipelines < 2:
             raise ValueError(f"averaging needs at least 2 pipelines, got {num_pipelines}")
         self.alpha = alpha
         self.num_pipelines = num_pipelines
+        self.momentum = momentum
         self.reference: list[Tensor] = []
         self._sum: list[Tensor] = []  # what the pipelines have contributed in this iteration
         self._summed: set[int] = set()  # the positions in it that have a contribution; elsewhere it holds an older iteration's
@@ -65,7 +68,7 @@ class AveragingRule(ABC):
         self.reference = [weight.detach().to(torch.float32, copy=True) for weight in weights]
         self._sum = [torch.zeros_like(z) for z in self.reference]
         self._summed.clear()
-        self._velocity = [torch.zeros_like(z) for z in self.reference] if self._has_momentum else []
+        self._velocity = [torch.zeros_like(z) for z in self.reference] if self.has_momentum else []
         self._mid_iteration = False
 
     @torch.no_grad()
@@ -104,7 +107,7 @@ class AveragingRule(ABC):
     @property
     def has_momentum(self) -> bool:
         """Whether the reference has a velocity, which takes as much memory as it does."""
-        return self._has_momentum
+        return self.momentum > 0
 
     def tensors(self) -> list[Tensor]:
         """Everything that it keeps between steps."""
@@ -153,10 +156,6 @@ class AveragingRule(ABC):
             torch._foreach_add_([self._sum[indices[place]] for place in later], [values[place] for place in later])
         self._summed.update(indices)
 
-    @property
-    @abstractmethod
-    def _has_momentum(self) -> bool: ...
-
     @abstractmethod
     def _before_step(self, weights: list[Tensor], indices: Sequence[int]) -> None: ...
 
@@ -185,13 +184,8 @@ class AvgPipeRule(AveragingRule):
     name = "avgpipe"
 
     def __init__(self, *, alpha: float, num_pipelines: int, outer_lr: float = 1.0, outer_momentum: float = 0.0) -> None:
-        super().__init__(alpha=alpha, num_pipelines=num_pipelines)
+        super().__init__(alpha=alpha, num_pipelines=num_pipelines, momentum=outer_momentum)
         self.outer_lr = outer_lr
-        self.outer_momentum = outer_momentum
-
-    @property
-    def _has_momentum(self) -> bool:
-        return self.outer_momentum > 0
 
     def _before_step(self, weights: list[Tensor], indices: Sequence[int]) -> None:
         self._contribute(weights, indices)
@@ -201,10 +195,10 @@ class AvgPipeRule(AveragingRule):
         torch._foreach_lerp_(weights, _pick(self.reference, indices), self.alpha)
 
     def _update_reference(self) -> None:
-        if self._has_momentum:
-            torch._foreach_mul_(self._velocity, self.outer_momentum)
+        if self.has_momentum:
+            torch._foreach_mul_(self._velocity, self.momentum)
             torch._foreach_add_(self._velocity, self._sum, alpha=-1 / self.num_pipelines)
-            torch._foreach_add_(self.reference, self._velocity, alpha=self.outer_lr * self.outer_momentum)
+            torch._foreach_add_(self.reference, self._velocity, alpha=self.outer_lr * self.momentum)
         torch._foreach_add_(self.reference, self._sum, alpha=-self.outer_lr / self.num_pipelines)
 
 
@@ -219,10 +213,6 @@ class EASGDRule(AveragingRule):
     def __init__(self, *, alpha: float, num_pipelines: int) -> None:
         super().__init__(alpha=alpha, num_pipelines=num_pipelines)
         self._corrections: dict[int, Tensor] = {}  # c_i of the pipeline that is stepping, by index; empty between steps
-
-    @property
-    def _has_momentum(self) -> bool:
-        return False
 
     def _before_step(self, weights: list[Tensor], indices: Sequence[int]) -> None:
         corrections = torch._foreach_sub(weights, _pick(self.reference, indices))
@@ -251,15 +241,10 @@ class SMARule(EASGDRule):
     name = "sma"
 
     def __init__(self, *, alpha: float, num_pipelines: int, momentum: float = 0.0) -> None:
-        super().__init__(alpha=alpha, num_pipelines=num_pipelines)
-        self.momentum = momentum
-
-    @property
-    def _has_momentum(self) -> bool:
-        return self.momentum > 0
+        super().__init__(alpha=alpha, num_pipelines=num_pipelines, momentum=momentum)
 
     def _update_reference(self) -> None:
-        if self._has_momentum:
+        if self.has_momentum:
             # The velocity is z - z_prev: what the reference moved in the last iteration.
             torch._foreach_mul_(self._velocity, self.momentum)
             torch._foreach_add_(self._velocity, self._sum)

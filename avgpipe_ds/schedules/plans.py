@@ -26,7 +26,16 @@ from collections.abc import Sequence
 
 from avgpipe_ds.schedules.actions import Action
 
-__all__ = ["SCHEDULE_NAMES", "Plan", "forward_only_plan", "most_stored", "peak_stored", "plan", "plan_all_stages"]
+__all__ = [
+    "SCHEDULE_NAMES",
+    "Plan",
+    "forward_only_plan",
+    "largest_advance",
+    "most_stored",
+    "peak_stored",
+    "plan",
+    "plan_all_stages",
+]
 
 Plan = tuple[Action, ...]
 """What one stage computes for one batch, in order."""
@@ -83,6 +92,14 @@ def plan_all_stages(name: str, *, num_stages: int, num_micro_batches: int, advan
         plan(name, num_stages=num_stages, num_micro_batches=num_micro_batches, stage_id=stage_id, advance=advance)
         for stage_id in range(num_stages)
     )
+
+
+def largest_advance(*, num_stages: int, num_micro_batches: int) -> int:
+    """The largest advance that changes anything.
+
+    With M - 2 all stages but the last run all their forwards before their first backward; one stage has nothing to run ahead of.
+    """
+    return 0 if num_stages == 1 else max(0, num_micro_batches - 2)
 
 
 def forward_only_plan(*, num_micro_batches: int) -> Plan:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from avgpipe_ds.atomic import replacing
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.errors import AvgPipeError, ConfigError
 from avgpipe_ds.tuning.balance import propose_partition
@@ -162,10 +162,9 @@ def _place_of_config(arguments: list[str]) -> int:
 
 def _write(file: Path, text: str) -> None:
     """All of it or nothing."""
-    part = file.with_name(f".{file.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, file)
+        with replacing(file) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"can't write {file}: {error}") from error
 

@@ -18,7 +18,7 @@ from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.memory.breakdown import Breakdown
 from avgpipe_ds.schedules.deepspeed_schedules import AdvanceForwardSchedule, PlannedSchedule
-from avgpipe_ds.schedules.plans import most_stored
+from avgpipe_ds.schedules.plans import largest_advance, most_stored
 from avgpipe_ds.tuning.advance_search import AdvanceSearch, Decision
 
 __all__ = ["AdaptiveAdvance"]
@@ -38,15 +38,18 @@ class AdaptiveAdvance:
         memory_of: bytes that this stage needs, by the micro-batches of all pipelines that it stores.
         memory_limit_gb: of every accelerator; None for no limit.
 
+    Attributes:
+        decisions: what was decided so far, the same on all ranks.
+
     """
 
     def __init__(self, stage: Stage, memory_of: Callable[[int], Breakdown], memory_limit_gb: float | None) -> None:
         self._stage = stage
         self._memory_of = memory_of
         self._limit_gb = memory_limit_gb
-        several_stages = stage.topology.num_stages > 1
-        self._largest = max(0, stage.num_micro_batches - 2) if several_stages else 0
+        self._largest = largest_advance(num_stages=stage.topology.num_stages, num_micro_batches=stage.num_micro_batches)
         self._search = AdvanceSearch(max_advance=self._largest)
+        self.decisions: list[Decision] = []
         self._advance = 0  # of iterations from `_from` on
         self._earlier = 0  # of those before
         self._from = 0
@@ -89,7 +92,10 @@ class AdaptiveAdvance:
             decision = self._search.observe([statistics.fmean(times) for times in by_iteration])
         if self._search.running != self._advance:
             self._earlier, self._advance, self._from = self._advance, self._search.running, iteration + 2
-        if decision is not None and topology.rank == topology.world_ranks[0]:
+        if decision is None:
+            return
+        self.decisions.append(decision)
+        if topology.rank == topology.world_ranks[0]:
             logger.info("%s%s", decision.reason, ": it stays" if decision.settled else "")
 
     def state_dict(self) -> dict[str, Any]:

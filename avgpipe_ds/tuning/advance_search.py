@@ -43,7 +43,7 @@ class AdvanceSearch:
     """Decides from the seconds of iterations, turn by turn. Every rank that sees the same numbers decides the same.
 
     Args:
-        max_advance: the largest that changes anything: with M micro-batches M - 2, and 0 on one stage.
+        max_advance: the largest that changes anything.
         min_gain: the least part of an iteration that a step has to save, however clear it is; a step costs memory.
         advance: where to start; a run that continues starts where it was.
         settled: whether that stays.

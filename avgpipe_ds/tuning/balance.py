@@ -41,12 +41,11 @@ def propose_partition(profile: Profile, setting: Setting, *, memory_limit: float
     stages, num_stages = profile.stages, len(profile.stages)
     if not all(stage.layers for stage in stages):
         return None
-    num_pipelines, costs, sizes = setting.num_pipelines, [], []
-    stored = most_stored(setting.plans(num_stages), num_pipelines)[0]
+    costs, sizes = [], []
+    stored = most_stored(setting.plans(num_stages), setting.num_pipelines)[0]
     scale = profile.batch / setting.num_micro_batches / profile.micro_batch
     for stage in stages:
-        own = num_pipelines * (stage.weights + stage.gradients + stage.optimizer) + stage.frozen
-        state = own + (stage.reference if num_pipelines > 1 else 0)
+        state = stage.state.of_pipelines(setting.num_pipelines).total
         weights = max(1, sum(layer.weights for layer in stage.layers))
         for layer in stage.layers:
             costs.append(layer.seconds)

@@ -71,15 +71,8 @@ def predict_memory(profile: Profile, setting: Setting, stored: Sequence[int]) ->
         stored: by stage, micro-batches of all pipelines between their forward and their backward.
 
     """
-    number = setting.num_pipelines
     samples = profile.batch / setting.num_micro_batches
     return tuple(
-        Breakdown(
-            weights=number * stage.weights + stage.frozen,
-            gradients=number * stage.gradients,
-            optimizer=number * stage.optimizer,
-            reference=stage.reference if number > 1 else 0,
-            activations=round(kept * stage.activation_bytes(samples)),
-        )
+        stage.state.of_pipelines(setting.num_pipelines, activations=round(kept * stage.activation_bytes(samples)))
         for stage, kept in zip(profile.stages, stored, strict=True)
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from avgpipe_ds.atomic import replacing
 from avgpipe_ds.errors import AvgPipeError
+from avgpipe_ds.memory.model_state import ModelState
 
 __all__ = ["Layer", "Message", "Passes", "Profile", "StageProfile"]
 
@@ -88,9 +89,7 @@ class StageProfile(_Part):
         overhead_s: seconds of executor, messages and data beside each forward and each backward, whatever their size.
         utilisation: part of equal intervals of the profile in which the stage computed.
         layers: of the stage, in order; empty where the stages can't be cut by them.
-        weights, gradients, optimizer: bytes of one pipeline.
-        frozen: bytes of weights that do not train, stored once.
-        reference: bytes of the reference model and the sum of the updates, as they are from two pipelines on.
+        state: what one pipeline keeps between iterations.
 
     """
 
@@ -102,11 +101,7 @@ class StageProfile(_Part):
     overhead_s: Seconds = 0.0
     utilisation: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
     layers: tuple[Layer, ...] = ()
-    weights: Bytes = 0
-    frozen: Bytes = 0
-    gradients: Bytes = 0
-    optimizer: Bytes = 0
-    reference: Bytes = 0
+    state: ModelState = ModelState()
 
     def utilisation_at(self, samples: float) -> float:
         """How much of the accelerator a micro-batch uses, as far as the probe knows: its speed as a part of the best one seen."""
@@ -185,9 +180,8 @@ class Profile(_Part):
 
     def save(self, file: Path) -> None:
         """Write it as JSON, all or nothing."""
-        part = file.with_name(f"{file.name}.part")
-        part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(part, file)
+        with replacing(file) as part:
+            part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path) -> Profile:

@@ -10,7 +10,7 @@ from avgpipe_ds.averaging.rules import make_rule
 from avgpipe_ds.config import AveragingConfig
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.stage import Stage
-from avgpipe_ds.memory.model_state import ModelState
+from avgpipe_ds.memory.engine_state import state_of_one
 from avgpipe_ds.tuning.averaging_probe import averaging_s
 from avgpipe_ds.tuning.layer_probe import probe_layers
 from avgpipe_ds.tuning.link_probe import probe_links
@@ -105,7 +105,6 @@ class Profiler:
                 probe = _calibrated(probe, samples, times)
             trained = probe.at(samples)
             layers = probe_layers(first, self._sample, stage_s=trained.forward_s + trained.backward_s)
-        state = ModelState.of(first.engine, has_momentum=rule.has_momentum)
         # With several pipelines the steps of the training have it already.
         extra_s = 0.0 if len(self._pipelines) > 1 else averaging_s(rule, compat.masters_of(first.engine), self._stage.device)
         profile = StageProfile(
@@ -115,11 +114,7 @@ class Profiler:
             overhead_s=times.overhead_s,
             utilisation=times.utilisation,
             layers=layers,
-            weights=state.trained,
-            frozen=state.frozen,
-            gradients=state.gradients,
-            optimizer=state.optimizer,
-            reference=state.reference,
+            state=state_of_one(first.engine, has_momentum=rule.has_momentum),
         )
         return profile, (probe.sent_bytes, self._sample.gradient_bytes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from avgpipe_ds.schedules.plans import Plan, plan_all_stages
+from avgpipe_ds.schedules.plans import Plan, largest_advance, plan_all_stages
 
 __all__ = ["Setting", "candidates"]
 
@@ -54,8 +54,7 @@ def candidates(batch: int, *, num_stages: int, max_pipelines: int, max_advance: 
             f" a = {max_advance}"
         )
     for num_micro_batches in (number for number in range(1, batch + 1) if batch % number == 0):
-        # From M - 2 on all forwards of all stages but the last go first already; one stage has nothing to run ahead of.
-        different = 0 if num_stages == 1 else max(0, num_micro_batches - 2)
+        different = largest_advance(num_stages=num_stages, num_micro_batches=num_micro_batches)
         for advance in range(min(max_advance, different) + 1):
             for num_pipelines in range(1, max_pipelines + 1):
                 yield Setting(num_pipelines=num_pipelines, num_micro_batches=num_micro_batches, advance=advance)

@@ -16,7 +16,7 @@ from avgpipe_ds.execution.executor import Executor
 from avgpipe_ds.execution.mailbox import Mailbox
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.memory.breakdown import Breakdown
-from avgpipe_ds.memory.model_state import measured_state
+from avgpipe_ds.memory.engine_state import measured_state
 from avgpipe_ds.memory.saved_tensors import SavedTensors
 from avgpipe_ds.tracing.recorder import Recorder
 

@@ -1,9 +1,10 @@
 """A grid of settings, measured, and predicted from one profile."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ from avgpipe_ds.tuning.prediction import Prediction, predict
 from avgpipe_ds.tuning.predictors import PREDICTORS, predictor_named
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import Setting
+from bench.adaptive import Search
 from bench.contenders.elastic import Elastic
 from bench.measure import measure
 from bench.workload import Workload
@@ -51,6 +53,9 @@ class Conclusions:
         two_settings_s: what trying two settings for 20 batches each takes, in the median of the grid.
         measured: the grid.
         predicted: by predictor, of each setting.
+        chosen: by predictor, from the grid.
+        searches: runs that found the advance out.
+        message_share: seconds that an activation of the profile travels, as a part of its forward on the first stage.
     """
 
     profile_s: float
@@ -58,6 +63,17 @@ class Conclusions:
     measured: list[Measurement]
     predicted: dict[str, list[Prediction]]
     chosen: dict[str, Setting]
+    searches: list[Search]
+    message_share: float
+
+    def loss(self, search: Search) -> float:
+        """How much longer than with the fastest advance of the grid an iteration takes with the one that was settled on."""
+        same = {
+            one.setting.advance: one.median_s
+            for one in self.measured
+            if replace(one.setting, advance=0) == replace(search.start, advance=0)
+        }
+        return same.get(search.settled.advance, math.nan) / min(same.values()) - 1
 
     def predicted_s(self, name: str, place: int) -> float:
         """Seconds per B samples."""
@@ -85,6 +101,8 @@ class Conclusions:
         return {
             "profile_s": self.profile_s,
             "two_settings_s": self.two_settings_s,
+            "message_share": self.message_share,
+            "searches": [search.as_json() for search in self.searches],
             "predictors": {
                 name: {
                     "chosen": asdict(self.chosen[name]),
@@ -153,8 +171,9 @@ def measure_grid(
     return measured
 
 
-def conclusions(profile: Profile, profile_s: float, measured: list[Measurement]) -> Conclusions:
+def conclusions(profile: Profile, profile_s: float, measured: list[Measurement], searches: list[Search]) -> Conclusions:
     """Predict what was measured, and choose from it."""
+    first = profile.stages[0]
     settings = [one.setting for one in measured]
     predictors = {name: predictor_named(name) for name in PREDICTORS}
     return Conclusions(
@@ -163,6 +182,8 @@ def conclusions(profile: Profile, profile_s: float, measured: list[Measurement])
         measured=measured,
         predicted={name: [predict(profile, setting, one) for setting in settings] for name, one in predictors.items()},
         chosen={name: best(rank(profile, settings, one)).setting for name, one in predictors.items()},
+        searches=searches,
+        message_share=first.activation.seconds(1.0) / first.forward_s(profile.micro_batch),
     )
 
 

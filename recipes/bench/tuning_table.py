@@ -26,6 +26,12 @@ def print_tuning(found: Conclusions) -> None:
             f" rank correlation {found.correlation(name):.3f}",
             highlight=False,
         )
+    for search in found.searches:
+        console.print(
+            f"auto: {search.settled} after {search.iterations} iterations, {found.loss(search):+.1%} of the fastest advance",
+            highlight=False,
+        )
+    console.print(f"an activation travels for {found.message_share:.2f} of a forward", highlight=False)
     console.print(
         f"the profile took {found.profile_s:.1f} s; two settings for 20 batches each take {found.two_settings_s:.1f} s",
         highlight=False,

@@ -95,7 +95,7 @@ def limits(run: Run) -> dict[int, int]:
     data = run.task.data()
     for _ in range(run.iterations):
         engine.train_batch(data)
-    found = {stored: engine._memory_with(stored).total for stored in (4, 6)}
+    found = {stored: engine._ensemble.memory_with(stored).total for stored in (4, 6)}
     engine.close()
     return found
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 from unittest import mock
@@ -19,6 +20,8 @@ from tests.distributed.models import Run, Task, weights_of
 from tests.distributed.oracle import SingleProcess
 from tests.distributed.world import CaseFailed, World
 
+BF16 = {"bf16": {"enabled": True}}
+ZERO1 = {"zero_optimization": {"stage": 1}}
 PROFILED = 3
 FIRST = 2 + PROFILED  # iterations of one pipeline
 RUN = Run(
@@ -74,6 +77,45 @@ def test_one_then_three(worlds: dict[int, World]) -> None:
         assert_close_states(found[FIRST].weights[pipeline_id], pulled, 1e-6, f"weights of pipeline {pipeline_id}")
     mean = {name: sum(weights[name] for weights in trained) / 3 for name in start}
     assert_close_states(found[FIRST].reference, mean, 1e-6, "reference")
+
+
+@dataclass(frozen=True)
+class Later(Task):
+    """The data of pipeline `turn` in the first iteration of several pipelines comes right after that of one."""
+
+    turn: int = 0
+
+    def data(self, seed: int = 1) -> Iterator[tuple[Any, Any]]:
+        data = super().data(seed)
+        yield from islice(data, FIRST * RUN.num_micro_batches)
+        yield from islice(data, self.turn * RUN.num_micro_batches, None)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "config"),
+    [
+        pytest.param(4, {}, id="replicas"),
+        pytest.param(2, BF16, id="bf16"),
+        pytest.param(4, {**BF16, **ZERO1}, id="replicas-bf16-zero1"),
+    ],
+)
+def test_masters_and_replicas(worlds: dict[int, World], num_ranks: int, config: dict[str, Any]) -> None:
+    """As if each of the three had been trained alone from the start, and then been pulled."""
+    world, run = worlds[num_ranks], replace(RUN, config=config, iterations=FIRST + 1)
+    found = whole([history for history, _, _ in world.run(train_three, run)])
+    alone = []
+    for turn in range(3):
+        single = replace(run, task=Later(dropout=0.0, turn=turn), avgpipe={"num_pipelines": 1})
+        alone.append(whole(world.run(train, single)))
+    assert_same_history(found[: FIRST - 1], alone[0][: FIRST - 1], tolerance=0)
+    mean = {name: sum(history[-1].reference[name] for history in alone) / 3 for name in alone[0][-1].reference}
+    assert_close_states(found[-1].reference, mean, 1e-6, "reference")
+    start = alone[0][FIRST - 1].reference
+    for pipeline_id, history in enumerate(alone):
+        pulled = {name: value * 2 / 3 + start[name] / 3 for name, value in history[-1].reference.items()}
+        rounded = {name: value.to(found[-1].weights[pipeline_id][name].dtype) for name, value in pulled.items()}
+        tolerance = 4e-3 if config else 1e-6  # of bf16, where a sum may round to the neighbour
+        assert_close_states(found[-1].weights[pipeline_id], rounded, tolerance, f"weights of pipeline {pipeline_id}")
 
 
 def resumed(run: Run, folder: str, save: bool) -> tuple[int, dict[str, torch.Tensor], int]:

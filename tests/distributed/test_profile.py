@@ -74,8 +74,9 @@ def test_what_it_finds(worlds: dict[int, World]) -> None:
         total_s = sum(layer.seconds for layer in stage.layers)
         assert total_s == pytest.approx(stage.passes[1].forward_s + stage.passes[1].backward_s)
         assert stage.step_s > 0 and stage.overhead_s > 0 and max(stage.utilisation) > 0
-        assert (stage.weights, stage.gradients, stage.frozen) == (2176, 2176, 0)
-        assert stage.reference == 2 * stage.weights and stage.optimizer > 2 * stage.weights
+        state = stage.state
+        assert (state.trained, state.gradients, state.frozen) == (2176, 2176, 0)
+        assert state.reference == 2 * state.trained and state.optimizer > 2 * state.trained
     assert first.activation.latency_s > 0
     assert [layer.number for stage in found.stages for layer in stage.layers] == [0, 1, 2, 3]
 

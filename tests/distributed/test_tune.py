@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(__file__).parent / "scripts" / "tunable.py")
+ENVIRONMENT = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "140"}
 CONFIG = """{
   // as users write it, with comments
   "train_micro_batch_size_per_gpu": 2,
@@ -26,16 +29,22 @@ pytestmark = pytest.mark.timeout(200)
 
 
 def start(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "140"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False)
 
 
 def tune(folder: Path, *options: str, script: tuple[str, ...] = (SCRIPT,)) -> subprocess.CompletedProcess[str]:
+    return start(command(*options, script=script), folder)
+
+
+def command(*options: str, script: tuple[str, ...]) -> list[str]:
+    launcher = f"--num_accelerators 2 --master_port {port()}"
+    return [sys.executable, "-m", "avgpipe_ds.tuning", "--launcher", launcher, *options, *script]
+
+
+def port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = f"--num_accelerators 2 --master_port {port}"
-    return start([sys.executable, "-m", "avgpipe_ds.tuning", "--launcher", launcher, *options, *script], folder)
+        return str(probe.getsockname()[1])
 
 
 def files(folder: Path) -> set[str]:
@@ -54,10 +63,7 @@ def test_from_a_script_to_a_configuration(tmp_path: Path) -> None:
     assert tuned["train_micro_batch_size_per_gpu"] * tuned["gradient_accumulation_steps"] == 8
     assert tuned["gradient_clipping"] == 1.0 and tuned["avgpipe"]["averaging"] == {"alpha": 0.25}
     number = tuned["avgpipe"]["num_pipelines"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    launch = ["deepspeed", "--num_accelerators", "2", "--master_port", port]
+    launch = ["deepspeed", "--num_accelerators", "2", "--master_port", port()]
     trained = start([*launch, SCRIPT, "--deepspeed_config=c.tuned.json", "--iterations", "2"], tmp_path)
     assert f"trained 2 iterations of {number} pipelines, {8 * number} samples each" in trained.stdout, trained.stderr[-3000:]
 
@@ -73,6 +79,28 @@ def test_a_run_that_fails_or_ends_early_leaves_nothing(tmp_path: Path) -> None:
     early = tune(tmp_path, script=(SCRIPT, "--deepspeed_config", "c.json", "--stages", "5"))
     assert early.returncode == 1 and "and no profile: what it printed says why" in early.stderr
     assert files(tmp_path) == {"c.json"}
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C, which a terminal sends to all that was started: nothing is left of it, neither files nor processes."""
+    (tmp_path / "c.json").write_text(CONFIG)
+    endless = (SCRIPT, "--deepspeed_config", "c.json", "--iterations", "1000000")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    whole = command("--iterations", "1000000", script=endless)
+    with subprocess.Popen(whole, cwd=tmp_path, env=ENVIRONMENT, start_new_session=True, **pipes) as tuning:
+        assert tuning.stdout is not None
+        assert any("training has begun" in line for line in tuning.stdout)
+        assert len(started(tmp_path)) >= 2
+        os.killpg(tuning.pid, signal.SIGINT)
+        said = tuning.communicate(timeout=60)[0]
+    assert tuning.returncode == 130 and "interrupted; nothing was written" in said, said
+    assert started(tmp_path) == []
+    assert files(tmp_path) == {"c.json"}
+
+
+def started(folder: Path) -> list[psutil.Process]:
+    """Processes that run with a configuration in the folder."""
+    return [one for one in psutil.process_iter(["cmdline"]) if any(str(folder) in word for word in one.info["cmdline"] or ())]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from avgpipe_ds.hf import to_pipeline
 from avgpipe_ds.hf.families import family_of
 from avgpipe_ds.hf.layers import NUM_TRAVELLING
-from avgpipe_ds.hf.partition import balanced_parts
+from avgpipe_ds.partition import balanced_parts
 
 close = partial(assert_close, rtol=1e-5, atol=1e-5)
 

@@ -14,10 +14,10 @@ from transformers import AutoModel, BertConfig, BertForMaskedLM
 
 from avgpipe_ds.hf import to_pipeline
 from avgpipe_ds.hf.families import family_of
-from avgpipe_ds.hf.partition import balanced_parts
 from avgpipe_ds.hf.shell import build_shell, own_shapes
 from avgpipe_ds.hf.sources import SafetensorsSource, open_pretrained
 from avgpipe_ds.hf.weights import WeightLoader, cheap_build
+from avgpipe_ds.partition import balanced_parts
 
 
 def convert(source, name, **options):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from avgpipe_ds.errors import AvgPipeError
+from avgpipe_ds.memory.model_state import ModelState
 from avgpipe_ds.tuning.choice import best, rank
 from avgpipe_ds.tuning.paper import PaperPredictor
 from avgpipe_ds.tuning.prediction import predict, predict_memory
@@ -127,7 +128,7 @@ def test_candidates_are_different():
 @settings(deadline=None, max_examples=20)
 @given(limit=st.floats(1e-9, 1e-4), more=st.floats(1, 10))
 def test_more_memory_never_leaves_less_choice(limit, more):
-    two = profile(stage(weights=5000), stage(weights=1000))
+    two = profile(stage(state=ModelState(trained=5000)), stage(state=ModelState(trained=1000)))
     every = list(candidates(16, num_stages=2, max_pipelines=3, max_advance=1))
 
     def fitting(gb: float) -> set[Setting]:
@@ -137,7 +138,7 @@ def test_more_memory_never_leaves_less_choice(limit, more):
 
 
 def test_the_choice_fits_and_is_the_fastest():
-    two = profile(stage(weights=5000), stage(weights=1000))
+    two = profile(stage(state=ModelState(trained=5000)), stage(state=ModelState(trained=1000)))
     every = list(candidates(16, num_stages=2, max_pipelines=3, max_advance=1))
     ranked = rank(two, every, SimulationPredictor(), memory_limit_gb=12e-6)
     chosen = best(ranked)
@@ -149,7 +150,9 @@ def test_the_choice_fits_and_is_the_fastest():
 
 
 def test_nothing_fits():
-    ranked = rank(profile(stage(weights=5000)), [degrees(1, 4), degrees(2, 4)], PaperPredictor(), memory_limit_gb=1e-6)
+    ranked = rank(
+        profile(stage(state=ModelState(trained=5000))), [degrees(1, 4), degrees(2, 4)], PaperPredictor(), memory_limit_gb=1e-6
+    )
     with pytest.raises(AvgPipeError, match=r"N = 1, M = 4, 1F1B needs least, 5.4e-06 GB"):
         best(ranked)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from avgpipe_ds.memory.model_state import ModelState
 from avgpipe_ds.tuning.balance import propose_partition
 from avgpipe_ds.tuning.profile import Layer, Passes, Profile, StageProfile
 from avgpipe_ds.tuning.setting import Setting
@@ -21,8 +22,7 @@ def profile(*stages: list[float], **kinds: int) -> Profile:
             layers=tuple(
                 Layer(name="Block", number=next(numbers), seconds=seconds, weights=100, activation_bytes=10) for seconds in layers
             ),
-            weights=100 * len(layers),
-            **kinds,
+            state=ModelState(trained=100 * len(layers), **kinds),
         )
         for layers in stages
     )

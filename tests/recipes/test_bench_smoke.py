@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,35 @@ def test_costs(tmp_path: Path) -> None:
         assert all(0 < share < 0.5 for share in one["tracing_share"])
         assert all((share > 0) == (one["num_pipelines"] > 1) for share in one["averaging_share"])
         assert (one["memory"]["reference"] > 0) == (one["num_pipelines"] > 1)
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(240)
+def test_tuning(tmp_path: Path) -> None:
+    output = tmp_path / "tuning.json"
+    sizes = "--batch 8 --pipelines 1,2 --micro-batches 2,4 --advances 0,1 --profile-micro-batches 4 --iterations 3".split()
+    few = "--batches 2 --repeats 2 --searches 1".split()
+    done = launch("tuning.py", *SMALL, *sizes, *few, "--output", str(output), timeout_s=220)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads(output.read_text())
+    found = [(one["num_pipelines"], one["num_micro_batches"], one["advance"]) for one in report["settings"]]
+    assert found == [(1, 2, 0), (1, 4, 0), (1, 4, 1), (2, 2, 0), (2, 4, 0), (2, 4, 1)]
+    measured = [statistics.median(one["seconds"]) for one in report["settings"]]
+    for name, by in report["predictors"].items():
+        chosen = found.index(tuple(by["chosen"][key] for key in ("num_pipelines", "num_micro_batches", "advance")))
+        assert by["regret"] == pytest.approx(measured[chosen] / min(measured) - 1)
+        assert -1 <= by["rank_correlation"] <= 1 and all(one["predicted_s"][name] > 0 for one in report["settings"])
+    for one in report["settings"]:
+        kinds = ("weights", "gradients", "optimizer", "reference")
+        for counted, predicted in zip(one["memory_by_rank"], one["predicted_memory"], strict=True):
+            assert [counted[kind] for kind in kinds] == [predicted[kind] for kind in kinds]
+            assert (counted["reference"] > 0) == (one["num_pipelines"] > 1) and counted["activations"] > 0
+    assert len(report["searches"]) == 4  # of each N and M
+    for search in report["searches"]:
+        assert [decision["settled"] for decision in search["decisions"]][-1] and search["iterations"] > 0
+        assert search["advance"] in range(search["num_micro_batches"] - 1)
+    assert 0 < report["message_share"] and 0 < report["profile_s"]
+    assert report["profile"]["num_micro_batches"] == 4 and report["machine"]["cores"] >= 1
 
 
 def test_one_process_is_no_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:

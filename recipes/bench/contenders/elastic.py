@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -38,13 +38,13 @@ class Elastic(Contender):
     Attributes:
         shared: whether the N pipelines share a batch, B / N samples each, so that the reference model moves once per B samples.
         schedule: "1f1b", "gpipe" or "advance_forward".
-        advance: extra forwards, with "advance_forward".
+        advance: extra forwards, with "advance_forward"; or "auto", which finds them out while training.
         trace: folder for its timelines, in a folder of its own; None for none.
     """
 
     shared: bool = False
     schedule: str = "1f1b"
-    advance: int = 0
+    advance: int | Literal["auto"] = 0
     trace: str | None = None
 
     @property

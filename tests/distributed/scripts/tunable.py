@@ -21,8 +21,10 @@ task = Task()
 engine, *_ = avgpipe_ds.initialize(args=args, model=task.pipeline(args.stages), optimizer=OPTIMIZERS["adamw"])
 task = Task(micro_batch_size=engine.train_micro_batch_size_per_gpu())
 data = task.data()
-for _ in range(args.iterations):
+for iteration in range(args.iterations):
     engine.train_batch(data)
+    if iteration == 0 and engine.global_rank == 0:
+        print("training has begun", flush=True)
 if engine.global_rank == 0:
     samples = engine.samples_per_iteration()
     print(f"trained {engine.iteration} iterations of {engine.num_pipelines} pipelines, {samples} samples each")
