@@ -205,13 +205,13 @@ class AvgPipeRule(AveragingRule):
 class EASGDRule(AveragingRule):
     """EASGD (Zhang, Choromanska, LeCun, NeurIPS 2015): `c_i = alpha (w_i - z)`, `w_i <- w_i + u_i - c_i`, `z <- z + sum_i c_i`.
 
-    c_i is taken of w_i without u_i: it is computed before the step and kept until after it.
+    c_i is taken of w_i without u_i: it is computed before the step and kept until after it. Momentum is for `SMARule`.
     """
 
     name = "easgd"
 
-    def __init__(self, *, alpha: float, num_pipelines: int) -> None:
-        super().__init__(alpha=alpha, num_pipelines=num_pipelines)
+    def __init__(self, *, alpha: float, num_pipelines: int, momentum: float = 0.0) -> None:
+        super().__init__(alpha=alpha, num_pipelines=num_pipelines, momentum=momentum)
         self._corrections: dict[int, Tensor] = {}  # c_i of the pipeline that is stepping, by index; empty between steps
 
     def _before_step(self, weights: list[Tensor], indices: Sequence[int]) -> None:
@@ -239,9 +239,6 @@ class SMARule(EASGDRule):
     """
 
     name = "sma"
-
-    def __init__(self, *, alpha: float, num_pipelines: int, momentum: float = 0.0) -> None:
-        super().__init__(alpha=alpha, num_pipelines=num_pipelines, momentum=momentum)
 
     def _update_reference(self) -> None:
         if self.has_momentum:

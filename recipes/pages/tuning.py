@@ -61,13 +61,14 @@ def _setting(one: Mapping[str, Any]) -> str:
 
 def _measured_s(one: Mapping[str, Any]) -> float:
     """Seconds per B samples."""
-    return statistics.median(one["seconds"])
+    return float(statistics.median(one["seconds"]))
 
 
 def _memory_error(one: Mapping[str, Any]) -> float:
     """Of the stage whose predicted memory is furthest from the measured one, as a part of that."""
     pairs = zip(one["predicted_memory"], one["memory_by_rank"], strict=True)
-    return max((sum(predicted.values()) / sum(measured.values()) - 1 for predicted, measured in pairs), key=abs)
+    errors = [float(sum(predicted.values()) / sum(measured.values()) - 1) for predicted, measured in pairs]
+    return max(errors, key=abs)
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:

@@ -101,11 +101,11 @@ class Later(Task):
 )
 def test_masters_and_replicas(worlds: dict[int, World], num_ranks: int, config: dict[str, Any]) -> None:
     """As if each of the three had been trained alone from the start, and then been pulled."""
-    world, run = worlds[num_ranks], replace(RUN, config=config, iterations=FIRST + 1)
+    world, run = worlds[num_ranks], replace(RUN, task=Task(tied=True), config=config, iterations=FIRST + 1)
     found = whole([history for history, _, _ in world.run(train_three, run)])
     alone = []
     for turn in range(3):
-        single = replace(run, task=Later(dropout=0.0, turn=turn), avgpipe={"num_pipelines": 1})
+        single = replace(run, task=Later(tied=True, turn=turn), avgpipe={"num_pipelines": 1})
         alone.append(whole(world.run(train, single)))
     assert_same_history(found[: FIRST - 1], alone[0][: FIRST - 1], tolerance=0)
     mean = {name: sum(history[-1].reference[name] for history in alone) / 3 for name in alone[0][-1].reference}

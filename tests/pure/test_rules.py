@@ -270,8 +270,8 @@ def test_loading_without_velocity_restarts_momentum():
 @pytest.mark.parametrize(
     "settings, rule_type, attributes",
     [
-        ({}, AvgPipeRule, {"alpha": 0.25, "outer_lr": 1.0, "outer_momentum": 0.0}),
-        ({"alpha": 0.1, "outer_lr": 2, "outer_momentum": 0.5}, AvgPipeRule, {"alpha": 0.1, "outer_lr": 2, "outer_momentum": 0.5}),
+        ({}, AvgPipeRule, {"alpha": 0.25, "outer_lr": 1.0, "momentum": 0.0}),
+        ({"alpha": 0.1, "outer_lr": 2, "outer_momentum": 0.5}, AvgPipeRule, {"alpha": 0.1, "outer_lr": 2, "momentum": 0.5}),
         ({"rule": "easgd", "alpha": 0.1}, EASGDRule, {"alpha": 0.1}),
         ({"rule": "sma", "momentum": 0.3}, SMARule, {"alpha": 0.25, "momentum": 0.3}),
     ],

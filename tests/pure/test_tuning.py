@@ -101,15 +101,15 @@ def test_more_bandwidth_is_never_slower(predictor, K, N, M, a, transfer_s, facto
 
 
 def test_memory_is_counted():
-    kinds = {"weights": 10, "gradients": 20, "optimizer": 30, "reference": 15}
-    two = profile(stage(**kinds), stage(**kinds))
+    state = ModelState(trained=10, frozen=5, gradients=20, optimizer=30, reference=15)
+    two = profile(stage(state=state), stage(state=state))
     first, last = predict_memory(two, degrees(1, 4), (2, 1))
-    assert (first.weights, first.gradients, first.optimizer, first.reference) == (10, 20, 30, 0)
+    assert (first.weights, first.gradients, first.optimizer, first.reference) == (15, 20, 30, 0)
     assert (first.activations, last.activations) == (2 * 400, 400)
     first, last = predict_memory(two, degrees(3, 8, 1), (9, 1))
-    assert (first.weights, first.gradients, first.optimizer, first.reference) == (30, 60, 90, 15)
+    assert (first.weights, first.gradients, first.optimizer, first.reference) == (35, 60, 90, 15)
     assert (first.activations, last.activations) == (9 * 200, 200)
-    assert first.total == 30 + 60 + 90 + 15 + 1800
+    assert first.total == 35 + 60 + 90 + 15 + 1800
     found = predict(two, degrees(3, 8, 1), SimulationPredictor())
     assert [stage.activations for stage in found.bound] == [9 * 200, 200]
     assert all(one.total <= bound.total for one, bound in zip(found.memory, found.bound, strict=True))
