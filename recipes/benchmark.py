@@ -11,14 +11,29 @@ on 2 cores; what is real is everything else: processes, messages, schedules, opt
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import torch.distributed as dist
 import typer
-from bench.arguments import parse_numbers
+from bench.arguments import (
+    Batches,
+    BatchSize,
+    Clipping,
+    FixedMs,
+    ForwardMs,
+    InputMs,
+    Length,
+    LocalRank,
+    Mode,
+    Output,
+    Repeats,
+    Warmup,
+    WeightMs,
+    Width,
+    make_workload,
+    parse_numbers,
+)
 from bench.contenders import BASELINE, Contender, all_contenders, choose
-from bench.layers import Times
 from bench.measure import Row, alternate, measure
 from bench.report import report
 from bench.search import Choice, fixed_choice, search
@@ -28,46 +43,42 @@ from bench.workload import Workload
 
 
 def main(
-    mode: Annotated[str, typer.Option(help="emulated or real")] = "emulated",
+    mode: Mode = "emulated",
     micro_batches: Annotated[str, typer.Option(help="M for everyone, or auto for each contender's own best")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="B: samples that one model trains on per optimizer step")] = 32,
+    batch: BatchSize = 32,
     contenders: Annotated[str, typer.Option(help="comma-separated keys, or all; DeepSpeed's pipeline always runs")] = "all",
     pipelines: Annotated[str, typer.Option(help="comma-separated N of avgpipe_ds")] = "1,2,3,4",
     advance: Annotated[int, typer.Option(min=1, help="for the rows with advance forward")] = 1,
     memory_limit_mb: Annotated[float | None, typer.Option(help="per accelerator, for --micro-batches auto")] = None,
-    fixed_ms: Annotated[float, typer.Option(help="emulated: of each pass, however small the micro-batch")] = 2.0,
-    forward_ms: Annotated[float, typer.Option(help="emulated: forward, per sample and accelerator")] = 4.5,
-    input_ms: Annotated[float, typer.Option(help="emulated: gradient of the input, likewise")] = 4.5,
-    weight_ms: Annotated[float, typer.Option(help="emulated: gradient of the weights, likewise")] = 4.5,
-    length: Annotated[int, typer.Option(help="positions of a sample; 0 for 8 emulated, 128 real")] = 0,
-    width: Annotated[int, typer.Option(help="hidden size; 0 for 64 emulated, 256 real")] = 0,
+    fixed_ms: FixedMs = 2.0,
+    forward_ms: ForwardMs = 4.5,
+    input_ms: InputMs = 4.5,
+    weight_ms: WeightMs = 4.5,
+    length: Length = 0,
+    width: Width = 0,
     layers: Annotated[int, typer.Option(min=1, help="real: transformer layers in each of the 2 K chunks")] = 1,
-    clipping: Annotated[float, typer.Option(min=0, help="gradient clipping; 0 for none")] = 1.0,
-    batches: Annotated[int, typer.Option(min=1, help="batches per timing")] = 24,
+    clipping: Clipping = 1.0,
+    batches: Batches = 24,
     search_batches: Annotated[int, typer.Option(min=1, help="batches per timing of the search for M")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="timings per row")] = 5,
-    warmup: Annotated[int, typer.Option(min=1, help="iterations before each timing")] = 2,
-    output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
+    repeats: Repeats = 5,
+    warmup: Warmup = 2,
+    output: Output = None,
     trace: Annotated[str | None, typer.Option(help="a folder: timelines of avgpipe_ds, as for a closer look")] = None,
-    local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
+    local_rank: LocalRank = -1,
 ) -> None:
     """Print a table of seconds per batch, speed-ups over DeepSpeed's pipeline, and memory; medians with spread."""
     which, fixed = known_mode(mode), _number_or_auto(micro_batches)
     if fixed is not None and memory_limit_mb is not None:
         raise typer.BadParameter("--memory-limit-mb bounds the search for M: use it with --micro-batches auto")
     rows = _chosen(contenders, pipelines, advance, trace)
-    ms = [value / 1e3 for value in (fixed_ms, forward_ms, input_ms, weight_ms)]
-    times = Times(fixed_s=ms[0], forward_s=ms[1], input_gradient_s=ms[2], weight_gradient_s=ms[3])
     say = start(which, local_rank)
-    emulated = which == "emulated"
-    workload = Workload(
-        mode=which,
-        num_stages=dist.get_world_size(),
+    workload = make_workload(
+        which,
         batch=batch,
-        length=length or (8 if emulated else 128),
-        width=width or (64 if emulated else 256),
-        times=times,
-        layers_per_chunk=layers,
+        ms=(fixed_ms, forward_ms, input_ms, weight_ms),
+        length=length,
+        width=width,
+        layers=layers,
         clipping=clipping,
     )
     limit_bytes = None if memory_limit_mb is None else round(memory_limit_mb * 1e6)

@@ -11,42 +11,56 @@ Regret is how much slower than the best measured setting the chosen one is. The 
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import torch.distributed as dist
 import typer
 from bench.adaptive import Search, search_advance
-from bench.arguments import parse_numbers
-from bench.layers import Times
+from bench.arguments import (
+    Batches,
+    BatchSize,
+    Clipping,
+    FixedMs,
+    ForwardMs,
+    InputMs,
+    Length,
+    LocalRank,
+    Mode,
+    Output,
+    Repeats,
+    Warmup,
+    WeightMs,
+    Width,
+    make_workload,
+    parse_numbers,
+)
 from bench.provenance import provenance
 from bench.start import known_mode, start
 from bench.tuning import Measurement, conclusions, grid, measure_grid, take_profile
 from bench.tuning_table import print_tuning
-from bench.workload import Workload
 
 
 def main(
-    mode: Annotated[str, typer.Option(help="emulated or real")] = "emulated",
-    batch: Annotated[int, typer.Option(min=1, help="B: samples that one model trains on per optimizer step")] = 32,
+    mode: Mode = "emulated",
+    batch: BatchSize = 32,
     pipelines: Annotated[str, typer.Option(help="comma-separated N")] = "1,2,3",
     micro_batches: Annotated[str, typer.Option(help="comma-separated M")] = "2,4,8,16",
     advances: Annotated[str, typer.Option(help="comma-separated advances")] = "0",
     profile_micro_batches: Annotated[int, typer.Option(min=1, help="M of the profile, which trains one pipeline")] = 8,
     iterations: Annotated[int, typer.Option(min=1, help="iterations to profile")] = 20,
     searches: Annotated[int, typer.Option(min=0, help="runs that find the advance out, for each N and M of the grid")] = 0,
-    fixed_ms: Annotated[float, typer.Option(help="emulated: of each pass, however small the micro-batch")] = 2.0,
-    forward_ms: Annotated[float, typer.Option(help="emulated: forward, per sample and accelerator")] = 4.5,
-    input_ms: Annotated[float, typer.Option(help="emulated: gradient of the input, likewise")] = 4.5,
-    weight_ms: Annotated[float, typer.Option(help="emulated: gradient of the weights, likewise")] = 4.5,
-    length: Annotated[int, typer.Option(help="positions of a sample; 0 for 8 emulated, 128 real")] = 0,
-    width: Annotated[int, typer.Option(help="hidden size; 0 for 64 emulated, 256 real")] = 0,
-    clipping: Annotated[float, typer.Option(min=0, help="gradient clipping; 0 for none")] = 1.0,
-    batches: Annotated[int, typer.Option(min=1, help="batches per timing")] = 12,
-    repeats: Annotated[int, typer.Option(min=1, help="timings per setting")] = 3,
-    warmup: Annotated[int, typer.Option(min=1, help="iterations before each timing")] = 2,
-    output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
-    local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
+    fixed_ms: FixedMs = 2.0,
+    forward_ms: ForwardMs = 4.5,
+    input_ms: InputMs = 4.5,
+    weight_ms: WeightMs = 4.5,
+    length: Length = 0,
+    width: Width = 0,
+    clipping: Clipping = 1.0,
+    batches: Batches = 12,
+    repeats: Repeats = 3,
+    warmup: Warmup = 2,
+    output: Output = None,
+    local_rank: LocalRank = -1,
 ) -> None:
     """Print measured beside predicted times, and what the two predictors would have chosen."""
     which = known_mode(mode)
@@ -57,16 +71,12 @@ def main(
         batch=batch,
     )
     say = start(which, local_rank)
-    ms = [value / 1e3 for value in (fixed_ms, forward_ms, input_ms, weight_ms)]
-    emulated = which == "emulated"
-    workload = Workload(
-        mode=which,
-        num_stages=dist.get_world_size(),
+    workload = make_workload(
+        which,
         batch=batch,
-        length=length or (8 if emulated else 128),
-        width=width or (64 if emulated else 256),
-        times=Times(fixed_s=ms[0], forward_s=ms[1], input_gradient_s=ms[2], weight_gradient_s=ms[3]),
-        layers_per_chunk=1,
+        ms=(fixed_ms, forward_ms, input_ms, weight_ms),
+        length=length,
+        width=width,
         clipping=clipping,
     )
     profile, profile_s = take_profile(workload, profile_micro_batches, iterations=iterations)
