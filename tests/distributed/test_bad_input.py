@@ -103,7 +103,7 @@ WRONG = [
         'avgpipe.num_pipeline: unknown key; did you mean "avgpipe.num_pipelines"?',
     ),
     ("range", None, 'ConfigError: 3 problem(s) in the "avgpipe" block'),
-    ("partition", None, '"avgpipe.partition" is [0, 1, 4], the model has the boundaries [0, 2, 4]: give it to the module'),
+    ("partition", None, '"avgpipe.partition" is [0, 2], the model has the boundaries [0, 1, 2]: give it to the module'),
     ("stages", None, "num_stages (3) must divide distributed world size (2)"),
 ]
 
