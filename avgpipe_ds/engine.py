@@ -59,14 +59,15 @@ class AvgPipeEngine(compat.StageEngine):
     avgpipe_config: AvgPipeConfig
     consumed_micro_batches: int
 
-    def start(self, config: AvgPipeConfig, others: list[compat.StageEngine]) -> None:
+    def start(self, config: AvgPipeConfig, others: list[compat.StageEngine], *, run: str) -> None:
         """Connect the ranks and begin. Called once, by `initialize`, on every rank."""
         self.avgpipe_config = config
         self.consumed_micro_batches = 0
         self._progress = Progress()
         self._session: TuningSession | None = None
         self._further: FurtherPipelines | None = None
-        self._ensemble = Ensemble(config, [self, *others])
+        self._run = run
+        self._ensemble = Ensemble(config, [self, *others], run=run)
         self.restart(iteration=0)
 
     def tune(self, further: FurtherPipelines | None) -> None:
@@ -451,7 +452,7 @@ class AvgPipeEngine(compat.StageEngine):
             random = first.random.state_dict()
             rendezvous.gather(("reconnected",), everybody)  # nobody needs an answer of this rank any more
             old.disconnect()
-            self.avgpipe_config, self._ensemble = config, Ensemble(config, [self, *others])
+            self.avgpipe_config, self._ensemble = config, Ensemble(config, [self, *others], run=self._run)
             self.pipelines[0].random.load_state_dict(random)
             checkpoint.start_from_first(self, weights_only=False)
             if keep_data:

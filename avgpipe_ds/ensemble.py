@@ -48,6 +48,7 @@ class Ensemble:
     Args:
         config: the "avgpipe" block.
         engines: of its pipelines, with equal weights; pipeline 0's is the one that users hold.
+        run: a name that all ranks share, for timelines.
 
     Attributes:
         stage: this rank's place, and what its pipelines share.
@@ -59,7 +60,7 @@ class Ensemble:
 
     """
 
-    def __init__(self, config: AvgPipeConfig, engines: Sequence[compat.StageEngine]) -> None:
+    def __init__(self, config: AvgPipeConfig, engines: Sequence[compat.StageEngine], *, run: str) -> None:
         self.stage = stage = assemble_stage(engines)
         self.together = CollectiveCall(stage.mailbox)
         self.advance = AdaptiveAdvance(stage, self.memory_with, config.memory_limit_gb)
@@ -70,7 +71,7 @@ class Ensemble:
             self.reference = Reference(make_rule(config.averaging, len(engines)), engines, stage.recorder)
         for pipeline in self.pipelines:
             pipeline.on_step = self._stepped
-        self.trace = _trace(config, stage)
+        self.trace = _trace(config, stage, run)
         self._data = DataSupply(stage)
         self._executor = Executor(stage.mailbox, stage.recorder)
         self._trainable = self._now_trainable()
@@ -243,11 +244,12 @@ def _fixed_schedule(config: AvgPipeConfig, engine: compat.StageEngine, stage: St
     return lambda iteration: schedule
 
 
-def _trace(config: AvgPipeConfig, stage: Stage) -> TraceWindow:
+def _trace(config: AvgPipeConfig, stage: Stage, run: str) -> TraceWindow:
     topology = stage.topology
     return TraceWindow(
         None if config.num_pipelines == "auto" else config.trace,  # a timeline is wanted of what goes on
         stage.recorder,
+        run=run,
         rank=topology.rank,
         num_ranks=len(topology.world_ranks),
         stage_id=topology.stage_id,

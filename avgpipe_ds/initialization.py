@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def initialize(
         plan = _prepare(compat.load_config(args, config, config_params), model, optimizer, model_parameters, lr_scheduler)
     except Exception as error:  # noqa: BLE001 - told to all ranks, before any of them waits for the others inside DeepSpeed
         problem = error
-    _agree({} if plan is None else {**plan.settings, "avgpipe": plan.block}, problem)
+    run = _agree({} if plan is None else {**plan.settings, "avgpipe": plan.block}, problem)
     assert plan is not None
     first, *copies = plan.belongings
     engine = compat.build_stage_engine(
@@ -117,7 +118,7 @@ def initialize(
     )
     others = [_other_engine(plan.settings, own) for own in copies]
     assert isinstance(engine, AvgPipeEngine)
-    engine.start(plan.block, others)
+    engine.start(plan.block, others, run=run)
     if plan.spare is not None:
         engine.tune(_Further(plan.spare, plan.settings))
     elif plan.block.tuning.profile is not None:
@@ -220,8 +221,11 @@ def _other_engine(settings: dict[str, Any], belongings: dict[str, Any]) -> compa
     return compat.build_stage_engine(compat.StageEngine, config=quiet, dist_init_required=False, **belongings)
 
 
-def _agree(settings: Mapping[str, Any], problem: Exception | None) -> None:
+def _agree(settings: Mapping[str, Any], problem: Exception | None) -> str:
     """An error on one rank is an error on all, and all have the same settings where that matters. Every rank calls it.
+
+    Returns:
+        A name for this run of the engine, the same on all ranks.
 
     Raises:
         Exception: `problem`, where there is one.
@@ -231,14 +235,16 @@ def _agree(settings: Mapping[str, Any], problem: Exception | None) -> None:
     told = None if problem is None else f"{type(problem).__name__}: {problem}"
     mine = {key: repr(settings.get(key)) for key in _SAME_ON_ALL_RANKS}
     every: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, (told, mine))
+    torch.distributed.all_gather_object(every, (told, mine, uuid.uuid4().hex))
     if problem is not None:
         raise problem
-    for rank, (error, _) in enumerate(every):
+    for rank, (error, _, _) in enumerate(every):
         if error is not None:
             raise ConfigError(f"rank {rank} can't initialize: {error}")
-    for rank, (_, theirs) in enumerate(every):
+    for rank, (_, theirs, _) in enumerate(every):
         different = [key for key in _SAME_ON_ALL_RANKS if theirs[key] != every[0][1][key]]
         if different:
             found = "; ".join(f'"{key}" is {every[0][1][key]} on rank 0, {theirs[key]} on rank {rank}' for key in different)
             raise ConfigError(f"the ranks' configurations differ, give all the same: {found}")
+    run: str = every[0][2]
+    return run

@@ -110,4 +110,4 @@ fi
 # Of these grids docs/benchmarks has the part that its tables show.
 accuracy rotten-tomatoes 0.95 5e-5,7e-5,1e-4,1.5e-4,2e-4 --max-length 32
 accuracy 20newsgroups 0.9 2e-4,2.8e-4,4e-4,6e-4 --max-length 48 --eval-every 480 --learning-rates 1e-4,2e-4,4e-4
-python recipes/report.py README.md docs/benchmarks/README.md
+python recipes/report.py README.md docs/benchmarks/README.md docs/tuning.md

@@ -58,7 +58,10 @@ def main(
             on_cores = "" if cores is None else f" on cores {' | '.join(','.join(map(str, own)) for own in cores)}"
             say(f"{hosts} hosts{on_cores}, links of {shaping}")
             # For scripts that write down how they were started, as recipes/benchmark.py does.
-            os.environ[STARTED_AS] = f"python launch/cluster.py --hosts {hosts} --bandwidth {bandwidth}"
+            more = [] if accelerators == 1 else [f"--accelerators {accelerators}"]
+            more += [] if pin is None else ["--pin" if pin else "--no-pin"]
+            started = ["python launch/cluster.py", f"--hosts {hosts}", f"--bandwidth {bandwidth}", *more]
+            os.environ[STARTED_AS] = " ".join(started)
             with Network(hosts, shaping) as network:
                 commands = _launchers(network, accelerators, script) if script else _measurement(network, shaping)
                 code = run_on_hosts(network.hosts, commands, cores=cores, signals=signals)

@@ -9,7 +9,6 @@ chooses each contender's own M. Emulated accelerators hold a stage for a set wal
 on 2 cores; what is real is everything else: processes, messages, schedules, optimizers, averaging.
 """
 
-import json
 import sys
 from typing import Annotated
 
@@ -30,8 +29,10 @@ from bench.arguments import (
     Warmup,
     WeightMs,
     Width,
+    check_output,
     make_workload,
     parse_numbers,
+    write_output,
 )
 from bench.contenders import BASELINE, Contender, all_contenders, choose
 from bench.measure import Row, alternate, measure
@@ -40,6 +41,10 @@ from bench.search import Choice, fixed_choice, search
 from bench.start import known_mode, start
 from bench.table import print_results
 from bench.workload import Workload
+
+from avgpipe_ds.config import TraceConfig
+from avgpipe_ds.errors import ConfigError
+from avgpipe_ds.tracing.window import prepare_directory
 
 
 def main(
@@ -71,6 +76,8 @@ def main(
     if fixed is not None and memory_limit_mb is not None:
         raise typer.BadParameter("--memory-limit-mb bounds the search for M: use it with --micro-batches auto")
     rows = _chosen(contenders, pipelines, advance, trace)
+    check_output(output)
+    _check_trace(trace)
     say = start(which, local_rank)
     workload = make_workload(
         which,
@@ -90,11 +97,12 @@ def main(
     if BASELINE.name in left_out:
         raise typer.BadParameter(f"{BASELINE.name}, which all are compared with, can't take part: {left_out[BASELINE.name]}")
     measured = [Row(contender=row, num_micro_batches=m) for row in rows if (m := choices[row.key].num_micro_batches)]
-    alternate(workload, measured, batches=batches, repeats=repeats, warmup=warmup, say=say)
-    if dist.get_rank() == 0:
+    is_first = dist.get_rank() == 0
+    for _ in alternate(workload, measured, batches=batches, repeats=repeats, warmup=warmup, say=say):
+        if is_first:  # after each repeat, so that one that is interrupted keeps those before it
+            write_output(output, lambda: report(workload, sys.argv, measured, choices, left_out))
+    if is_first:
         print_results(workload, measured, left_out)
-        if output is not None:
-            output.write_text(json.dumps(report(workload, sys.argv, measured, choices, left_out), indent=2))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -102,9 +110,16 @@ def main(
 def _number_or_auto(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise typer.BadParameter(f"--micro-batches is a number from 1, or 'auto', got {text!r}")
     return int(text)
+
+
+def _check_trace(folder: str | None) -> None:
+    try:
+        prepare_directory(None if folder is None else TraceConfig(directory=folder))
+    except ConfigError as error:
+        raise typer.BadParameter(f"--trace: {error}") from error
 
 
 def _chosen(keys: str, pipelines: str, advance: int, trace: str | None) -> list[Contender]:

@@ -6,19 +6,17 @@
 The model is trained on random tokens of the size given; its weights do not matter here.
 """
 
-import json
 import logging
 import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from bench.arguments import parse_numbers
+from bench.arguments import Output, check_output, parse_numbers, write_output
 from bench.costs import Stopwatch, memory_of, saved_bytes, tracing_share, tracing_slowdown
 from bench.provenance import provenance
 from common.medians import median_extremes, median_interval
@@ -42,11 +40,12 @@ def main(
     length: Annotated[int, typer.Option(min=2, help="tokens of a sample")] = 128,
     iterations: Annotated[int, typer.Option(min=1, help="timed iterations, three times over")] = 4,
     tracing_pairs: Annotated[int, typer.Option(min=1, help="pairs of iterations with and without a timeline")] = 60,
-    output: Annotated[Path | None, typer.Option(help="write everything here as JSON")] = None,
+    output: Output = None,
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = -1,
 ) -> None:
     """Print one table of times and one of memory per stage, measured beside predicted."""
     numbers = parse_numbers(pipelines, option="--pipelines")
+    check_output(output)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     avgpipe_ds.init_distributed()
@@ -56,9 +55,7 @@ def main(
     if dist.get_rank() == 0:
         _print_times(every)
         _print_memory(every)
-        if output is not None:
-            report = {**provenance(sys.argv, num_accelerators=dist.get_world_size()), "ranks": every}
-            output.write_text(json.dumps(report, indent=2))
+        write_output(output, lambda: {**provenance(sys.argv, num_accelerators=dist.get_world_size()), "ranks": every})
     dist.barrier()
     dist.destroy_process_group()
 

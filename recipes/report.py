@@ -1,7 +1,8 @@
 """Make the tables and plots of pages from the raw results that they name, so that no figure is typed in by hand.
 
-    python recipes/report.py README.md docs/benchmarks/README.md            # after new results were put into docs/benchmarks/raw
-    python recipes/report.py README.md docs/benchmarks/README.md --check    # whether the pages are what the raw results say
+    PAGES="README.md docs/benchmarks/README.md docs/tuning.md"
+    python recipes/report.py $PAGES            # after new results were put into docs/benchmarks/raw
+    python recipes/report.py $PAGES --check    # whether the pages are what the raw results say
 
 See pages/blocks.py for what stands in a page. The plot of a block is `plots/<its first file>.svg` beside the page.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from accuracy.analysis import attempts, compare
+from accuracy.analysis import BASE, attempts, compare
 from accuracy.commands import train_grid, train_reference, undone
 from accuracy.grid import parse_rates, parse_seeds, parse_share, plan
 from accuracy.plot import plot
@@ -130,12 +130,17 @@ def summarise(
     """
 
     def work(narrator: Narrator) -> None:
-        records = read_all(files)
+        for file, option in ((json_file, "--json"), (plot_file, "--plot")):
+            if file is not None:
+                ensure_writable(file, option=option)
+        names = {setting.name for setting in (REFERENCE, *select(settings))}
+        every = read_all(files)
+        records = [record for record in every if record.setting in names or settings == "*"]
         if not records:
             raise RecipeError(f"There is no run in {', '.join(map(str, files))}.")
         goal = target_accuracy(records, target_fraction) if target is None else target
-        names = {setting.name for setting in (REFERENCE, *select(settings))}
-        tried = attempts(records, goal)
+        base = [record for record in every if record.setting == BASE and BASE not in names]  # compared with, not shown
+        tried = attempts([*records, *base], goal)
         rows = [row for row in compare(tried, every_rate=every_rate) if row.attempt.setting in names]
         speeds = {} if seconds_per_sample is None else read_speeds(seconds_per_sample)
         conditions = records[0].conditions
@@ -143,7 +148,6 @@ def summarise(
         console.print(reference_table(reference_accuracy(records), goal), comparison_table(rows, speeds))
         console.print(*remarks(conditions, goal), sep="\n")
         if json_file is not None:
-            ensure_writable(json_file, option="--json")
             summary = as_json(rows, speeds, conditions=conditions, target=goal)
             json_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         if plot_file is not None:

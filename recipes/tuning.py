@@ -8,7 +8,6 @@
 Regret is how much slower than the best measured setting the chosen one is. The workload is that of recipes/benchmark.py.
 """
 
-import json
 import sys
 from dataclasses import replace
 from typing import Annotated
@@ -31,8 +30,10 @@ from bench.arguments import (
     Warmup,
     WeightMs,
     Width,
+    check_output,
     make_workload,
     parse_numbers,
+    write_output,
 )
 from bench.provenance import provenance
 from bench.start import known_mode, start
@@ -58,7 +59,7 @@ def main(
     clipping: Clipping = 1.0,
     batches: Batches = 12,
     repeats: Repeats = 3,
-    warmup: Warmup = 2,
+    warmup: Warmup = 4,
     output: Output = None,
     local_rank: LocalRank = -1,
 ) -> None:
@@ -70,6 +71,7 @@ def main(
         parse_numbers(advances, option="--advances", least=0),
         batch=batch,
     )
+    check_output(output)
     say = start(which, local_rank)
     workload = make_workload(
         which,
@@ -91,9 +93,8 @@ def main(
     if dist.get_rank() == 0:
         found = conclusions(profile, profile_s, measured, found_out)
         print_tuning(found)
-        if output is not None:
-            head = provenance(sys.argv, num_accelerators=workload.num_stages)
-            output.write_text(json.dumps({**head, **found.as_json(), "profile": profile.model_dump()}, indent=2))
+        head = provenance(sys.argv, num_accelerators=workload.num_stages)
+        write_output(output, lambda: {**head, **found.as_json(), "profile": profile.model_dump()})
     dist.barrier()
     dist.destroy_process_group()
 

@@ -30,7 +30,9 @@ def load(directory: Path) -> list[StageTrace]:
         raise ValueError(f"{directory} lacks {', '.join(missing)}: copy what the other machines have written into one folder")
     for rank in range(1, traces[0].num_ranks):
         traces += read(directory / file_name(rank))
-    if any(trace.num_ranks != traces[0].num_ranks or trace.num_pipelines != traces[0].num_pipelines for trace in traces):
+    if len({(one.run, one.num_ranks, one.num_pipelines) for one in traces}) > 1 or [one.rank for one in traces] != list(
+        range(traces[0].num_ranks)
+    ):
         raise ValueError(f"the traces in {directory} are of different runs: empty the folder and train again")
     traces = on_one_clock(traces)
     common_window(traces)

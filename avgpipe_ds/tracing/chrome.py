@@ -16,11 +16,11 @@ from avgpipe_ds.tracing.spans import IDLE, TRAIN_BATCH, Span, StageTrace
 
 __all__ = ["file_name", "message_key", "read", "write"]
 
-FORMAT = "avgpipe_ds trace 1"
+FORMAT = "avgpipe_ds trace 2"
 _DAY_NS = 86_400 * 10**9
 _SENT = {"SendActivation": ("activation", 0), "SendGrad": ("gradient", -1)}
 _RECEIVED = {"RecvActivation": ("activation", -1), "RecvGrad": ("gradient", 0)}
-_META = ("rank", "num_ranks", "stage_id", "num_stages", "replica_id", "num_pipelines", "num_micro_batches")
+_META = ("run", "rank", "num_ranks", "stage_id", "num_stages", "replica_id", "num_pipelines", "num_micro_batches")
 
 
 def file_name(rank: int) -> str:

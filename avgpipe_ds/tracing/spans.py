@@ -49,6 +49,7 @@ class StageTrace:
     """What one rank recorded.
 
     Attributes:
+        run: a name that all ranks of a job share, and no other job has.
         rank, num_ranks: global.
         stage_id, num_stages: k and K.
         replica_id: which data-parallel replica.
@@ -58,6 +59,7 @@ class StageTrace:
 
     """
 
+    run: str
     rank: int
     num_ranks: int
     stage_id: int

@@ -1,5 +1,6 @@
 """What a finished run leaves: one JSON line, written at once, so that an interrupted grid loses only the runs under way."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -93,8 +94,17 @@ def ensure_writable(file: Path, *, option: str) -> None:
 
 def append(file: Path, record: Record) -> None:
     """Add a line to `file`; one write, so that several jobs may share it."""
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(record.model_dump_json() + "\n")
+    with file.open("ab") as stream:
+        line = record.model_dump_json() + "\n"
+        stream.write((line if _ends_a_line(file) else "\n" + line).encode())
+
+
+def _ends_a_line(file: Path) -> bool:
+    """Whether what is added begins a line of its own; an editor, or a job that was killed, may have left an end off."""
+    with file.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - 1))
+        return stream.read() in (b"", b"\n")
 
 
 def _read(file: Path) -> list[Record]:
@@ -113,7 +123,10 @@ def _read(file: Path) -> list[Record]:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise RecipeError(f"{file}, line {number}, is not a run of this recipe: {where} {first['msg']}.") from error
+            raise RecipeError(
+                f"{file}, line {number}, is not a run of this recipe: {where} {first['msg']}. Remove that line; its run will be"
+                " trained again."
+            ) from error
     return records
 
 

@@ -1,11 +1,15 @@
 """What the command lines of the benchmarks have in common."""
 
+import json
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch.distributed as dist
 import typer
 
+from avgpipe_ds.atomic import replacing
 from bench.layers import Times
 from bench.workload import Workload
 
@@ -24,18 +28,20 @@ __all__ = [
     "Warmup",
     "WeightMs",
     "Width",
+    "check_output",
     "make_workload",
     "parse_numbers",
+    "write_output",
 ]
 
 Mode = Annotated[str, typer.Option(help="emulated or real")]
 BatchSize = Annotated[int, typer.Option(min=1, help="B: samples that one model trains on per optimizer step")]
-FixedMs = Annotated[float, typer.Option(help="emulated: of each pass, however small the micro-batch")]
-ForwardMs = Annotated[float, typer.Option(help="emulated: forward, per sample and accelerator")]
-InputMs = Annotated[float, typer.Option(help="emulated: gradient of the input, likewise")]
-WeightMs = Annotated[float, typer.Option(help="emulated: gradient of the weights, likewise")]
-Length = Annotated[int, typer.Option(help="positions of a sample; 0 for 8 emulated, 128 real")]
-Width = Annotated[int, typer.Option(help="hidden size; 0 for 64 emulated, 256 real")]
+FixedMs = Annotated[float, typer.Option(min=0, help="emulated: of each pass, however small the micro-batch")]
+ForwardMs = Annotated[float, typer.Option(min=0, help="emulated: forward, per sample and accelerator")]
+InputMs = Annotated[float, typer.Option(min=0, help="emulated: gradient of the input, likewise")]
+WeightMs = Annotated[float, typer.Option(min=0, help="emulated: gradient of the weights, likewise")]
+Length = Annotated[int, typer.Option(min=0, help="positions of a sample; 0 for 8 emulated, 128 real")]
+Width = Annotated[int, typer.Option(min=0, help="hidden size; 0 for 64 emulated, 256 real")]
 Clipping = Annotated[float, typer.Option(min=0, help="gradient clipping; 0 for none")]
 Batches = Annotated[int, typer.Option(min=1, help="batches per timing")]
 Repeats = Annotated[int, typer.Option(min=1, help="timings per row")]
@@ -80,14 +86,32 @@ def make_workload(
     )
 
 
+def check_output(file: Path | None) -> None:
+    """Found before the measurement, not after it.
+
+    Raises:
+        typer.BadParameter: `file` can't be written.
+
+    """
+    if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+        raise typer.BadParameter(f"--output {file}: there is no folder {file.parent} to write that file to")
+
+
+def write_output(file: Path | None, found: Callable[[], Mapping[str, Any]]) -> None:
+    """Write what was found as JSON, whole or not at all; nothing without a file."""
+    if file is not None:
+        with replacing(file) as part:
+            part.write_text(json.dumps(found(), indent=2))
+
+
 def parse_numbers(text: str, *, option: str, least: int = 1) -> list[int]:
-    """`1,2,4` as numbers of an option.
+    """`1,2,4` as numbers of an option, each once.
 
     Raises:
         typer.BadParameter: something in it is no number from `least`.
 
     """
     numbers = [part.strip() for part in text.split(",")]
-    if not all(number.isdigit() and int(number) >= least for number in numbers):
+    if not all(number.isdecimal() and int(number) >= least for number in numbers):
         raise typer.BadParameter(f"{option} is a comma-separated list of numbers from {least}, such as 1,2, got {text!r}")
-    return [int(number) for number in numbers]
+    return list(dict.fromkeys(map(int, numbers)))

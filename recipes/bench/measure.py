@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
@@ -108,8 +108,8 @@ class Row:
 
 def alternate(
     workload: Workload, rows: Sequence[Row], *, batches: int, repeats: int, warmup: int, say: Callable[[str], None]
-) -> None:
-    """Fill the rows; every rank calls it.
+) -> Iterator[int]:
+    """Fill the rows, and say after each repeat how many there were; every rank calls it.
 
     Args:
         workload: what to train.
@@ -126,3 +126,4 @@ def alternate(
             baseline_s = baseline_s or found.seconds
             row.add(found, baseline_s)
             say(f"repeat {repeat + 1} of {repeats}: {row.contender.name}: {found.seconds:.4f} s")
+        yield repeat + 1

@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from common.errors import RecipeError
+
 __all__ = ["Maker", "blocks", "refresh"]
 
 Maker = Callable[[list[Path]], str]
 """Markdown of raw results."""
 
 _BLOCK = re.compile(r"^<!-- (?P<maker>[a-z0-9-]+): (?P<files>[^>]+?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
-_OPENING = re.compile(r"^<!-- [a-z0-9-]+: [^>]+ -->$", re.MULTILINE)
+_OPENING = re.compile(r"^[ \t]*<!--[ \t]*[\w-]+[ \t]*:.*-->[ \t]*$", re.MULTILINE)  # also what was meant to be one
 
 
 def blocks(page: str, folder: Path) -> Iterator[tuple[str, list[Path]]]:
@@ -39,7 +41,9 @@ def refresh(page: str, folder: Path, makers: Mapping[str, Maker]) -> str:
 
     """
     if len(_BLOCK.findall(page)) != len(_OPENING.findall(page)):
-        raise ValueError("a block has no end: each <!-- name: files --> needs its <!-- end --> before the next")
+        raise ValueError(
+            "a block has no end: each <!-- name: files --> needs its <!-- end --> before the next, both alone on their lines"
+        )
 
     def made(match: re.Match[str]) -> str:
         maker, names = match["maker"], match["files"].split()
@@ -49,6 +53,11 @@ def refresh(page: str, folder: Path, makers: Mapping[str, Maker]) -> str:
         missing = [str(file) for file in files if not file.exists()]
         if missing:
             raise ValueError(f"block {maker!r} needs {', '.join(missing)}, which is not there")
-        return f"<!-- {maker}: {match['files']} -->\n\n{makers[maker](files).strip()}\n\n<!-- end -->"
+        try:
+            text = makers[maker](files).strip()
+        except (ArithmeticError, LookupError, OSError, RecipeError, TypeError, ValueError) as error:
+            found = f"{type(error).__name__}: {error}"
+            raise ValueError(f"block {maker!r} can't be made of {match['files']}: {found}") from error
+        return f"<!-- {maker}: {match['files']} -->\n\n{text}\n\n<!-- end -->"
 
     return _BLOCK.sub(made, page)

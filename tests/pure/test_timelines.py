@@ -28,7 +28,7 @@ def span(name: str, start_ms: float, end_ms: float, *, detail: str = "", micro_b
 def stage(stage_id: int, *spans: Span, end_ms: float = 100, **changes: Any) -> StageTrace:
     place = {"rank": stage_id, "num_ranks": 2, "stage_id": stage_id, "num_stages": 2, "replica_id": 0}
     place |= {"num_pipelines": 1, "num_micro_batches": 2}
-    return StageTrace(**(place | changes), window_ns=(NOON_NS, NOON_NS + round(end_ms * MS)), spans=spans)
+    return StageTrace(**({"run": "a"} | place | changes), window_ns=(NOON_NS, NOON_NS + round(end_ms * MS)), spans=spans)
 
 
 FIRST = stage(
@@ -167,15 +167,23 @@ def test_not_a_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other",
     [
+        replace(LAST, run="another"),
         replace(LAST, num_pipelines=2),
         replace(LAST, num_ranks=4),
         replace(LAST, window_ns=(NOON_NS + 500 * MS, NOON_NS + 600 * MS), spans=()),
     ],
-    ids=["pipelines", "ranks", "time"],
+    ids=["run", "pipelines", "ranks", "time"],
 )
 def test_traces_of_different_runs(tmp_path: Path, other: StageTrace) -> None:
     with pytest.raises(ValueError, match="different runs"):
         load(written(tmp_path, FIRST, other))
+
+
+def test_a_trace_under_the_name_of_another_rank(tmp_path: Path) -> None:
+    folder = written(tmp_path, FIRST, LAST)
+    (folder / file_name(1)).write_text((folder / file_name(0)).read_text())
+    with pytest.raises(ValueError, match="different runs"):
+        load(folder)
 
 
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -369,6 +369,14 @@ def test_records_come_back(tmp_path):
     assert read_all([file, tmp_path / "not-there-yet.jsonl", file]) == written
 
 
+def test_a_last_line_without_its_end_is_no_trap(tmp_path):
+    file = tmp_path / "runs.jsonl"
+    append(file, record(NEVER, seed=0))
+    file.write_text(file.read_text().rstrip("\n"))
+    append(file, record(NEVER, seed=1))
+    assert [one.seed for one in read_all([file])] == [0, 1]
+
+
 def test_runs_that_are_done_are_skipped(tmp_path):
     runs = plan(select(BASE), rates=[5e-5, 1e-4], seeds=[0, 1])
     append(tmp_path / "mine.jsonl", record(NEVER, rate=5e-5, seed=1))
