@@ -1,10 +1,13 @@
 """Parts of the benchmark that need no processes."""
 
+import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from bench.arguments import write_output
 from bench.contenders import BASELINE, all_contenders, choose
 from bench.contenders.torch_pipelining import stages_of
 from bench.layers import Accelerator, EmulatedChunk, Times
@@ -307,3 +310,14 @@ def test_rows_compare_within_a_repeat(capsys):
     cells = [cell.strip() for cell in line.strip(" │|").split("│")]
     assert cells == ["avgpipe_ds, N = 2, 1F1B", "4", "0.5000", "2.000", "1.600 .. 2.400", "64.0", "0.4560", "91%", "3.00"]
     assert "left out: someone: no reason" in printed
+
+
+def test_results_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A repeat that can't be written leaves what the ones before it have written."""
+    file = tmp_path / "results.json"
+    write_output(file, lambda: {"repeats": 1})
+    with pytest.raises(TypeError):
+        write_output(file, lambda: {"repeats": object()})
+    assert json.loads(file.read_text()) == {"repeats": 1}
+    assert [one.name for one in tmp_path.iterdir()] == ["results.json"]
+    write_output(None, lambda: pytest.fail("nobody wants it"))
