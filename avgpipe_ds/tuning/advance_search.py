@@ -51,7 +51,7 @@ class AdvanceSearch:
     """
 
     max_advance: int
-    min_gain: float = 0.005
+    min_gain: float = 0.01
     advance: int = 0
     settled: bool = False
     _turn: int = 0

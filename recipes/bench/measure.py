@@ -29,7 +29,15 @@ class Measured:
     memory: list[Breakdown]
 
 
-def measure(contender: Contender, workload: Workload, num_micro_batches: int, *, batches: int, warmup: int) -> Measured:
+def measure(
+    contender: Contender,
+    workload: Workload,
+    num_micro_batches: int,
+    *,
+    batches: int,
+    warmup: int,
+    memory_of_first: bool = False,
+) -> Measured:
     """Build a contender, warm it up, time it and take it down again; every rank calls it.
 
     Each rank times the same number of iterations by itself, and the slowest counts. So what a pipeline needs to fill at the start
@@ -42,7 +50,9 @@ def measure(contender: Contender, workload: Workload, num_micro_batches: int, *,
         workload: what to train.
         num_micro_batches: M, one that the contender has no problem with.
         batches: of B samples to time, in as many iterations as that takes, but in two at least.
-        warmup: iterations before; memory is measured in them, after the first.
+        warmup: iterations before; memory is measured in them.
+        memory_of_first: whether also in the first of them, in which some find out about shapes, and in which pipelines that begin
+            together store more than later.
     """
     iterations = max(2, round(batches / contender.batches_per_iteration))
     with released_process_groups():
@@ -52,7 +62,7 @@ def measure(contender: Contender, workload: Workload, num_micro_batches: int, *,
             with saved:
                 for iteration in range(warmup):
                     training.train_batch()
-                    if iteration == 0:  # some find out about shapes in it
+                    if iteration == 0 and not memory_of_first:
                         saved.restart()
             dist.barrier()
             training.train_batch()  # fills the pipeline again

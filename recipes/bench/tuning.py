@@ -163,7 +163,14 @@ def measure_grid(
     measured = [Measurement(setting=setting) for setting in settings]
     for repeat in range(repeats):
         for one in measured:
-            found = measure(_contender(one.setting), workload, one.setting.num_micro_batches, batches=batches, warmup=warmup)
+            found = measure(
+                _contender(one.setting),
+                workload,
+                one.setting.num_micro_batches,
+                batches=batches,
+                warmup=warmup,
+                memory_of_first=True,  # so does a limit count
+            )
             one.seconds.append(found.seconds)
             if not one.memory or max(m.total for m in found.memory) > max(m.total for m in one.memory):
                 one.memory = found.memory

@@ -35,6 +35,12 @@ def test_free_messages_stay_at_zero():
     assert "advance 1 does not save enough" in decisions[0].reason
 
 
+@pytest.mark.parametrize(("gain", "advance"), [(0.008, 0), (0.012, 1)])
+def test_a_step_has_to_save_what_its_memory_is_worth(gain, advance):
+    decisions, _ = settle(AdvanceSearch(max_advance=6), lambda a: 1.0 - gain * min(a, 1))
+    assert decisions[-1].advance == advance
+
+
 @pytest.mark.parametrize("best", [1, 2, 4])
 def test_rises_to_the_best(best):
     decisions, ran = settle(AdvanceSearch(max_advance=6), lambda advance: 2.0 - 0.1 * min(advance, best))
