@@ -41,6 +41,7 @@ class DataFeed:
         self._recorder = recorder
         self._iterator: Iterator[Any] | None = None
         self._error: Exception | None = None
+        # What is taken stays until its iteration is finished: a profile may want to train the same again (`hold`).
         self._items: dict[int, list[MicroBatch]] = {}
         self._taken: set[tuple[int, int]] = set()
         self._held: list[MicroBatch] | None = None

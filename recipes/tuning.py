@@ -3,6 +3,7 @@
     deepspeed --num_accelerators 4 recipes/tuning.py                    # emulated accelerators
     deepspeed --num_accelerators 2 recipes/tuning.py --mode real        # transformer layers, a core each
 
+    # Algorithm 1 beside fixed advances
     deepspeed --num_accelerators 4 recipes/tuning.py --pipelines 1 --micro-batches 8 --advances 0,1,2,3 --searches 3
 
 Regret is how much slower than the best measured setting the chosen one is. The workload is that of recipes/benchmark.py.
