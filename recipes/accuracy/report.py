@@ -23,6 +23,7 @@ __all__ = [
     "reference_table",
     "remarks",
     "time_ratio",
+    "time_ratios",
 ]
 
 #: Whose speed a setting has, by its name.
@@ -70,7 +71,7 @@ def cells(row: Comparison, speeds: Mapping[str, float]) -> list[str]:
     ]
     if not speeds:
         return found
-    times = [ratio * _slowness(row, speeds) for ratio in row.ratios.values()]
+    times = time_ratios(row, speeds)
     return [*found, _number(time_s(row, speeds), ".0f"), _spread(times, time_ratio(row, speeds), ".2f")]
 
 
@@ -112,6 +113,11 @@ def time_s(row: Comparison, speeds: Mapping[str, float]) -> float:
 def time_ratio(row: Comparison, speeds: Mapping[str, float]) -> float:
     """Return the time as a multiple of the base's; NaN where one of the speeds is not known."""
     return row.median_ratio * _slowness(row, speeds)
+
+
+def time_ratios(row: Comparison, speeds: Mapping[str, float]) -> list[float]:
+    """Return the same seed by seed."""
+    return [ratio * _slowness(row, speeds) for ratio in row.ratios.values()]
 
 
 def as_json(rows: Iterable[Comparison], speeds: Mapping[str, float], *, conditions: Conditions, target: float) -> dict[str, Any]:

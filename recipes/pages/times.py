@@ -9,7 +9,7 @@ from typing import Any
 
 from accuracy.analysis import BASE, Comparison, attempts, compare
 from accuracy.records import read_all
-from accuracy.report import CONTENDERS
+from accuracy.report import CONTENDERS, time_ratios
 from accuracy.settings import SETTINGS
 from accuracy.target import target_accuracy
 from common.medians import median_extremes
@@ -40,9 +40,8 @@ class _Bed:
 
     def of_setting(self, row: Comparison) -> str:
         """Its time as a part of the base's; the spread is that of the samples."""
-        slowness = self.speeds.get(CONTENDERS[row.attempt.setting], math.nan) / self.speeds[CONTENDERS[BASE]]
-        parts = [ratio * slowness for ratio in row.ratios.values() if math.isfinite(ratio * slowness)]
-        return spread(*median_extremes(parts)) if len(parts) == len(row.ratios) else _UNKNOWN
+        parts = time_ratios(row, self.speeds)
+        return spread(*median_extremes(parts)) if parts and all(map(math.isfinite, parts)) else _UNKNOWN
 
     def of_rival(self, key: str) -> str:
         """The time of one that trains what the base trains; the spread is that of the speeds."""
