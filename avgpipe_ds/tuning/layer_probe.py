@@ -18,7 +18,7 @@ from avgpipe_ds.tuning.sample import Sample, device_time_s, gradients_of, untouc
 
 __all__ = ["probe_layers"]
 
-_REPEATS = 3
+_REPEATS = 5
 
 
 def probe_layers(pipeline: Pipeline, sample: Sample, *, stage_s: float) -> tuple[Layer, ...]:

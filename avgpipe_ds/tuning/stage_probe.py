@@ -19,7 +19,8 @@ from avgpipe_ds.tuning.sample import Sample, device_time_s, gradients_of, untouc
 
 __all__ = ["StageProbe", "probe_stage", "sent_bytes"]
 
-_REPEATS = 3
+_REPEATS = 7
+"""Of every size in turn, so that what disturbs the machine for a moment does not decide on one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +53,17 @@ def probe_stage(pipeline: Pipeline, sample: Sample, *, samples: int, sizes: Sequ
 
     """
     with untouched(pipeline):
-        own, sent = _passes(pipeline, sample, samples)
-        passes = [own]
+        trials = [_Trial(pipeline, sample, samples)]
         for size in sorted({*sizes} - {samples}):
             try:
-                passes.append(_passes(pipeline, sample.resized(samples, size), size)[0])
+                trials.append(_Trial(pipeline, sample.resized(samples, size), size))
             except Exception:  # noqa: BLE001 - whatever it is, training does not need this size
                 continue
-    return StageProbe(passes=tuple(sorted(passes, key=lambda one: one.samples)), sent_bytes=sent)
+        for _ in range(_REPEATS):
+            for trial in trials:
+                trial.repeat()
+    passes = sorted((trial.passes() for trial in trials), key=lambda one: one.samples)
+    return StageProbe(passes=tuple(passes), sent_bytes=trials[0].sent_bytes)
 
 
 @torch.no_grad()
@@ -71,34 +75,49 @@ def sent_bytes(pipeline: Pipeline, sample: Sample) -> int:
         return _bytes(_forward(pipeline, sample, sample.inputs))
 
 
-def _passes(pipeline: Pipeline, sample: Sample, size: int) -> tuple[Passes, int]:
-    """Medians, and the bytes that go to the next stage."""
-    device, weights = pipeline.stage.device, [p for p in pipeline.module.parameters() if p.requires_grad]
-    meter = ActivationMeter(device, pipeline.module.parameters())
-    meter.start()
-    with meter.forward():
-        outputs = _forward(pipeline, sample, sample.leaves()[0])
-    meter.stop()
-    sent = 0 if pipeline.stage.topology.is_last else _bytes(outputs)
-    del outputs
-    forward_s, backward_s = [], []
-    for _ in range(_REPEATS):
+class _Trial:
+    """One size of micro-batches. The first pass finds out what is kept and sent; it warms up, so its time does not count."""
+
+    def __init__(self, pipeline: Pipeline, sample: Sample, size: int) -> None:
+        self._pipeline, self._sample, self._size = pipeline, sample, size
+        self._weights = [weight for weight in pipeline.module.parameters() if weight.requires_grad]
+        self._forward_s: list[float] = []
+        self._backward_s: list[float] = []
+        meter = ActivationMeter(pipeline.stage.device, pipeline.module.parameters())
+        meter.start()
         inputs, leaves = sample.leaves()
+        try:
+            with meter.forward():
+                outputs = _forward(pipeline, sample, inputs)
+        finally:
+            meter.stop()
+        self._backward(outputs, leaves)
+        self.activation_bytes = meter.micro_batch_bytes or 0
+        self.sent_bytes = 0 if pipeline.stage.topology.is_last else _bytes(outputs)
+
+    def repeat(self) -> None:
+        """Forward and backward once more."""
+        device = self._pipeline.stage.device
+        inputs, leaves = self._sample.leaves()
         start = device_time_s(device)
-        outputs = _forward(pipeline, sample, inputs)
+        outputs = _forward(self._pipeline, self._sample, inputs)
         middle = device_time_s(device)
-        with pipeline.random.active():
-            gradients_of(outputs, [*leaves, *weights])
-        end = device_time_s(device)
-        forward_s.append(middle - start)
-        backward_s.append(end - middle)
-    passes = Passes(
-        samples=size,
-        forward_s=statistics.median(forward_s),
-        backward_s=statistics.median(backward_s),
-        activation_bytes=meter.micro_batch_bytes or 0,
-    )
-    return passes, sent
+        self._backward(outputs, leaves)
+        self._forward_s.append(middle - start)
+        self._backward_s.append(device_time_s(device) - middle)
+
+    def passes(self) -> Passes:
+        """Medians of the repeats."""
+        return Passes(
+            samples=self._size,
+            forward_s=statistics.median(self._forward_s),
+            backward_s=statistics.median(self._backward_s),
+            activation_bytes=self.activation_bytes,
+        )
+
+    def _backward(self, outputs: Any, leaves: list[Tensor]) -> None:
+        with self._pipeline.random.active():
+            gradients_of(outputs, [*leaves, *self._weights])
 
 
 def _forward(pipeline: Pipeline, sample: Sample, inputs: Any) -> Any:
