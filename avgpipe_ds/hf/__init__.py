@@ -5,9 +5,9 @@ from __future__ import annotations
 from avgpipe_ds.hf.convert import to_pipeline
 from avgpipe_ds.hf.export import save_pretrained
 from avgpipe_ds.hf.families import supported_model_types
-from avgpipe_ds.hf.losses import causal_lm_loss, sequence_classification_loss
+from avgpipe_ds.hf.losses import causal_lm_loss, sequence_classification_loss, token_loss
 from avgpipe_ds.hf.module import HFPipelineModule
-from avgpipe_ds.hf.plan import Task
+from avgpipe_ds.hf.tasks import Task
 
 __all__ = [
     "HFPipelineModule",
@@ -17,4 +17,5 @@ __all__ = [
     "sequence_classification_loss",
     "supported_model_types",
     "to_pipeline",
+    "token_loss",
 ]

@@ -14,12 +14,15 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from avgpipe_ds.hf.families import family_of
+from avgpipe_ds.hf.layers import CallFinder
 from avgpipe_ds.hf.losses import DEFAULT_LOSSES
 from avgpipe_ds.hf.module import HFPipelineModule
-from avgpipe_ds.hf.plan import Task
-from avgpipe_ds.hf.shell import build_shell, check_plan, parameter_counts
+from avgpipe_ds.hf.plan import check_plan, cuts_of, parameter_counts, plan_layers
+from avgpipe_ds.hf.shell import build_shell
+from avgpipe_ds.hf.skeleton import only_calls
 from avgpipe_ds.hf.sources import StateDictSource, WeightSource, open_pretrained
-from avgpipe_ds.hf.weights import WeightLoader
+from avgpipe_ds.hf.tasks import CLASSIFICATIONS, Task
+from avgpipe_ds.hf.weights import WeightLoader, with_buffers
 
 logger = logging.getLogger(__name__)
 
@@ -68,19 +71,20 @@ def to_pipeline(
     """
     _check_arguments(num_stages, task)
     config = _config_of(model_or_name)
-    family = family_of(config.model_type)
-    if task not in family.tasks:
-        raise ValueError(f"{family.model_type} models are supported for {sorted(family.tasks)}, got task={task!r}")
-    family.check(config)
+    family = family_of(config)
     checkpoint_labels = config.num_labels
-    if task == "sequence-classification":
+    if task in CLASSIFICATIONS:
         _set_labels(config, num_labels, id2label, needs_classes=loss_fn is None)
     shell = build_shell(config, task, dtype, attn_implementation)
-    plan = family.plan(shell.config, task)
+    finder = CallFinder(with_buffers(only_calls(shell, family), shell), family)
+    finder.rehearse(config.hidden_size)
+    plan = plan_layers(shell, family, finder)
     check_plan(plan, shell)
-    if num_stages > len(plan):
+    most = len(cuts_of(plan)) - 1
+    if num_stages > most:
         raise ValueError(
-            f"expected at most {len(plan)} stages, one per layer of this {family.model_type}, got num_stages={num_stages}"
+            f"expected at most {most} stages, one per block of this {config.model_type} and its two ends, "
+            f"got num_stages={num_stages}"
         )
     other_classes = shell.config.num_labels != checkpoint_labels
     loader = WeightLoader(shell, plan, _source_of(model_or_name), replace_head=other_classes, seed=seed)
@@ -93,7 +97,6 @@ def to_pipeline(
         task=task,
         parameter_counts=parameter_counts(plan, shell),
         num_stages=num_stages,
-        dtype=dtype,
         loss_fn=loss_fn or DEFAULT_LOSSES[task],
         partition_method=partition_method,
         partition=partition,

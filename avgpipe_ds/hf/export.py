@@ -66,7 +66,7 @@ def _own_tensors(source: Any, module: HFPipelineModule, dtype: torch.dtype) -> d
     return {
         module.checkpoint_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in state.items()
-        if module.first_stage_of(name) == module.stage_id
+        if module.owns(name) and module.first_stage_of(name) == module.stage_id
     }
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from avgpipe_ds.hf.plan import Task
+from avgpipe_ds.hf.tasks import Task
 
 Labels = Tensor | tuple[Tensor, Tensor]
 LossFn = Callable[[Tensor, Labels], Tensor]
@@ -34,14 +34,12 @@ def sequence_classification_loss(logits: Tensor, labels: Labels) -> Tensor:
     return (F.cross_entropy(logits.float(), classes, reduction="none") * weight).sum()
 
 
-def causal_lm_loss(logits: Tensor, labels: Labels) -> Tensor:
-    """Cross entropy of `logits` `[batch, length, vocab]` against token ids int64 `[batch, length]`; a scalar.
+def token_loss(logits: Tensor, labels: Labels) -> Tensor:
+    """Cross entropy of `logits` `[batch, length, classes]` against class ids int64 `[batch, length]`; a scalar.
 
-    The labels are the input ids, not shifted: position t is scored against the label of t + 1. -100 is no target.
+    For token classification and masked language modelling. -100 is no target.
     """
-    tokens = labels if isinstance(labels, Tensor) else labels[0]
-    # Shifting the labels, not the logits, saves a copy of the largest tensor there is.
-    targets = F.pad(tokens, (0, 1), value=IGNORED)[:, 1:]
+    targets = labels if isinstance(labels, Tensor) else labels[0]
     reduction = "mean" if isinstance(labels, Tensor) else "none"
     losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
     if isinstance(labels, Tensor):
@@ -49,7 +47,24 @@ def causal_lm_loss(logits: Tensor, labels: Labels) -> Tensor:
     return (losses.view_as(targets).sum(dim=1) * labels[1]).sum()
 
 
+def causal_lm_loss(logits: Tensor, labels: Labels) -> Tensor:
+    """Cross entropy of `logits` `[batch, length, vocab]` against token ids int64 `[batch, length]`; a scalar.
+
+    The labels are the input ids, not shifted: position t is scored against the label of t + 1. -100 is no target.
+    """
+    # Shifting the labels, not the logits, saves a copy of the largest tensor there is.
+    if isinstance(labels, Tensor):
+        return token_loss(logits, _shifted(labels))
+    return token_loss(logits, (_shifted(labels[0]), labels[1]))
+
+
+def _shifted(tokens: Tensor) -> Tensor:
+    return F.pad(tokens, (0, 1), value=IGNORED)[:, 1:]
+
+
 DEFAULT_LOSSES: dict[Task, LossFn] = {
     "sequence-classification": sequence_classification_loss,
+    "token-classification": token_loss,
+    "masked-lm": token_loss,
     "causal-lm": causal_lm_loss,
 }

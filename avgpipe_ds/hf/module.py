@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from avgpipe_ds.deepspeed_compat import PartitionedModule
-from avgpipe_ds.hf.layers import NUM_TRAVELLING
-from avgpipe_ds.hf.plan import Flow, LayerPlan, Task, checkpoint_name, first_layer_of, module_prefix
-from avgpipe_ds.hf.weights import WeightLoader, cheap_build
+from avgpipe_ds.hf.layers import Flow, travelling
+from avgpipe_ds.hf.plan import LayerPlan, checkpoint_name, cuts_of, first_layer_of, module_prefix
+from avgpipe_ds.hf.tasks import Task
+from avgpipe_ds.hf.weights import WeightLoader
 from avgpipe_ds.partition import balanced_parts
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,6 @@ class HFPipelineModule(PartitionedModule):
         task: Task,
         parameter_counts: Sequence[int],
         num_stages: int,
-        dtype: torch.dtype,
         loss_fn: Callable[..., Tensor],
         partition_method: str,
         partition: Sequence[int] | None,
@@ -48,7 +48,7 @@ class HFPipelineModule(PartitionedModule):
     ) -> None:
         # Plain attributes, set before nn.Module's constructor: PipelineModule's own calls the overrides below.
         self.plan, self.hf_config, self.task = plan, hf_config, task
-        self._parameter_counts, self._dtype = parameter_counts, dtype
+        self._parameter_counts = parameter_counts
         self._loader: WeightLoader | None = loader
         super().__init__(
             layers=[layer.spec for layer in plan],
@@ -64,14 +64,19 @@ class HFPipelineModule(PartitionedModule):
         self.set_checkpoint_interval(activation_checkpoint_interval)
         self._loader = None  # it may keep a whole model or open files alive
 
-    def forward(self, inputs: Flow) -> Tensor | tuple[Tensor, Tensor]:
-        """Run the stage's layers: logits on the last stage, else `(hidden_states, attention_mask)` for the next one."""
+    def forward(self, inputs: Flow) -> Tensor | Flow:
+        """Run the stage's layers: logits on the last stage, else what travels to the next one; see `avgpipe_ds.hf.layers`."""
         output: Any = super().forward(inputs)
-        return output if isinstance(output, Tensor) else output[:NUM_TRAVELLING]
+        return output if isinstance(output, Tensor) else travelling(output)
 
     def checkpoint_name(self, name: str) -> str:
         """Transformers' name of `name`, a name in `state_dict()`."""
         return checkpoint_name(self.plan, name)
+
+    def owns(self, name: str) -> bool:
+        """Whether `name`, a name in `state_dict()`, is the one by which transformers saves the tensor: tied ones have several."""
+        layer = self.plan[first_layer_of(self.plan, name)]
+        return self.checkpoint_name(name) in layer.tensors
 
     def first_stage_of(self, name: str) -> int:
         """The stage that speaks for `name`, a name in `state_dict()`: a tied module lives on several."""
@@ -82,23 +87,41 @@ class HFPipelineModule(PartitionedModule):
         """Balance arithmetic ("compute") or memory ("parameters") from shapes; other methods are DeepSpeed's."""
         if self._partition is not None or method not in ("compute", "parameters"):
             super()._partition_layers(method=method)
-            return
-        skip_lookups = method == "compute"
-        costs = [
-            0 if layer.is_lookup and skip_lookups else count
-            for layer, count in zip(self.plan, self._parameter_counts, strict=True)
-        ]
-        self.parts = balanced_parts(costs, self.num_stages)
+        else:
+            skip_lookups = method == "compute"
+            costs = [
+                0 if layer.is_lookup and skip_lookups else count
+                for layer, count in zip(self.plan, self._parameter_counts, strict=True)
+            ]
+            cuts = cuts_of(self.plan)
+            runs = [sum(costs[start:stop]) for start, stop in pairwise(cuts)]
+            self.parts = [cuts[place] for place in balanced_parts(runs, self.num_stages)]
+        self.parts = self._at_cuts(self.parts)
         stage_id = self._topo.get_coord(self.global_rank).pipe
         self._set_bounds(start=self.parts[stage_id], stop=self.parts[stage_id + 1])
         if self.global_rank == 0:
-            stages = [f"{start}-{stop - 1}" for start, stop in zip(self.parts, self.parts[1:], strict=False)]
+            stages = [f"{start}-{stop - 1}" for start, stop in pairwise(self.parts)]
             logger.info("layers of the %d stages, balanced by %s: %s", self.num_stages, method, ", ".join(stages))
+
+    def _at_cuts(self, parts: Sequence[int]) -> list[int]:
+        """The boundaries, with those between layers that belong together moved to the next place where a stage may begin.
+
+        Raises:
+            ValueError: a stage has nothing left.
+
+        """
+        inner = cuts_of(self.plan)[1:-1]
+        moved = [min(inner, key=lambda cut: abs(cut - part)) if inner else part for part in parts[1:-1]]
+        moved = [parts[0], *moved, parts[-1]]
+        if any(start >= stop for start, stop in pairwise(moved)):
+            raise ValueError(f"stages with the boundaries {list(parts)} can't be built: expected them among {inner}")
+        if moved != list(parts) and self.global_rank == 0:
+            logger.warning("stages begin at %s and not at %s: some layers belong together", moved, list(parts))
+        return moved
 
     def _build(self) -> None:
         """Build this stage's layers empty and fill them, on the CPU, before DeepSpeed moves them."""
-        with cheap_build(self._dtype):
-            super()._build()
+        super()._build()
         assert self._loader is not None
         modules = dict(self.named_modules())
         filled: set[str] = set()

@@ -6,25 +6,28 @@ initialised and which attention is used. So transformers itself stays the author
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from avgpipe_ds.hf.plan import LayerPlan, Task
+from avgpipe_ds.hf.tasks import Task, auto_class
 
-_AUTO_CLASSES: dict[Task, Any] = {
-    "sequence-classification": AutoModelForSequenceClassification,
-    "causal-lm": AutoModelForCausalLM,
-}
+__all__ = ["build_shell", "max_positions", "own_names", "own_shapes"]
 
 
 def build_shell(config: Any, task: Task, dtype: torch.dtype, attn_implementation: str | None = None) -> Any:
-    """The `PreTrainedModel` of `config` for `task`, all tensors on the meta device."""
+    """The `PreTrainedModel` of `config` for `task`, all tensors on the meta device.
+
+    Raises:
+        ValueError: transformers has no such model for the task.
+
+    """
     attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    factory = auto_class(task)
+    if type(config) not in factory._model_mapping:
+        raise ValueError(f"transformers has no {config.model_type} for {task!r} ({factory.__name__}): choose another task")
     with torch.device("meta"):
-        return _AUTO_CLASSES[task].from_config(config, dtype=dtype, **attention)
+        return factory.from_config(config, dtype=dtype, **attention)
 
 
 def own_shapes(shell: Any) -> dict[str, torch.Size]:
@@ -33,19 +36,14 @@ def own_shapes(shell: Any) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in shell.state_dict().items() if name not in tied}
 
 
-def check_plan(plan: Sequence[LayerPlan], shell: Any) -> None:
-    """Raise `RuntimeError` if the layers of `plan` and the tensors of the model do not match: the adapter is wrong then."""
-    names = own_shapes(shell)
-    unplanned = [name for name in names if not any(layer.holds(name) for layer in plan)]
-    empty = [index for index, layer in enumerate(plan) if not any(layer.holds(name) for name in names)]
-    if unplanned or empty:
-        raise RuntimeError(
-            f"the adapter for {shell.config.model_type!r} does not match {type(shell).__name__}: "
-            f"no layer holds {unplanned[:5]}, and layers {empty} hold no tensor of the model"
-        )
+def own_names(shell: Any) -> frozenset[str]:
+    """The names of `own_shapes`."""
+    return frozenset(own_shapes(shell))
 
 
-def parameter_counts(plan: Sequence[LayerPlan], shell: Any) -> list[int]:
-    """Parameters of each layer, frozen or not; a tied one counts in every layer that uses it."""
-    shapes = own_shapes(shell)
-    return [sum(shape.numel() for name, shape in shapes.items() if layer.holds(name)) for layer in plan]
+def max_positions(config: Any) -> int:
+    """Tokens of the longest sequence. Models of the RoBERTa kind begin to count behind their padding token."""
+    positions: int = config.max_position_embeddings
+    return (
+        positions - config.pad_token_id - 1 if "roberta" in config.model_type or config.model_type == "camembert" else positions
+    )

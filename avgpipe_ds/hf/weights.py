@@ -8,33 +8,21 @@ the values do not depend on how the layers are spread over stages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
-from transformers.initialization import guard_torch_init_functions, no_init_weights
+from transformers.initialization import guard_torch_init_functions
 
 from avgpipe_ds.hf.plan import LayerPlan, first_layer_of, module_prefix
 from avgpipe_ds.hf.shell import own_shapes
+from avgpipe_ds.hf.skeleton import Skeleton, materialise
 from avgpipe_ds.hf.sources import WeightSource
 
 logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def cheap_build(dtype: torch.dtype) -> Iterator[None]:
-    """Build modules with uninitialised weights of `dtype`; buffers get their values, in the precision transformers chose."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with no_init_weights():
-            yield
-    finally:
-        torch.set_default_dtype(default)
 
 
 class WeightLoader:
@@ -62,7 +50,7 @@ class WeightLoader:
         misshapen: list[str] = []
         new: list[str] = []
         for name, expected in own_shapes(self._shell).items():
-            is_head = any(layer.is_head for layer in self._plan if layer.holds(name))
+            is_head = _may_be_new(self._shell, name)
             if name not in self._found:
                 (new if is_head else missing).append(name)
                 continue
@@ -91,16 +79,18 @@ class WeightLoader:
 
     def fill(self, index: int, layer: nn.Module) -> None:
         """Give every tensor of `layer`, built from entry `index` of the plan, its value."""
-        tensors: dict[str, Tensor] = layer.state_dict(keep_vars=True)
-        names = {name: self._found.get(self._plan[index].checkpoint_name(name)) for name in tensors}
+        plan = self._plan[index]
+        # What is tied within the layer is there under two names.
+        tensors = {name: t for name, t in layer.state_dict(keep_vars=True).items() if plan.checkpoint_name(name) in plan.tensors}
+        names = {name: self._found.get(plan.checkpoint_name(name)) for name in tensors}
         for name, found in names.items():
             if found is not None:
                 self._read(found, tensors[name])
-        if None in names.values():
+        if None in names.values() or any(True for _ in layer.buffers()):
             loaded = [tensors[name] for name, found in names.items() if found is not None]
             # Copies of a tied layer on several stages must start alike, so all take the seed of the first.
             first = first_layer_of(self._plan, module_prefix(self._plan, index))
-            self._initialise(layer, loaded, self._seed + first)
+            initialise(layer, self._shell, seed=self._seed + first, loaded=loaded)
 
     def _read(self, name: str, target: Tensor) -> None:
         assert self._source is not None
@@ -110,19 +100,35 @@ class WeightLoader:
         self.num_tensors_read += 1
         self.num_bytes_read += tensor.numel() * tensor.element_size()
 
-    def _initialise(self, layer: nn.Module, loaded: Sequence[Tensor], seed: int) -> None:
-        """Initialise all of `layer` but `loaded`, on the CPU, leaving the global random state alone."""
+
+def initialise(layer: nn.Module, shell: Any, *, seed: int, loaded: Sequence[Tensor] = ()) -> None:
+    """Initialise all tensors of a layer but those that are `loaded`, buffers too, by the rules of transformers' model.
+
+    On the CPU, and the global random state stays as it is.
+    """
+    for tensor in loaded:
+        tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark: initialisers pass over it
+    try:
+        with torch.random.fork_rng(devices=[]), guard_torch_init_functions(), torch.no_grad():
+            # Not torch.manual_seed, which would reseed the accelerators too.
+            torch.default_generator.manual_seed(seed)
+            # Children first, as transformers does: GPT-2 rescales projections after their own initialisation.
+            layer.apply(shell._init_weights)
+    finally:
         for tensor in loaded:
-            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark: initialisers pass over it
-        try:
-            with torch.random.fork_rng(devices=[]), guard_torch_init_functions(), torch.no_grad():
-                # Not torch.manual_seed, which would reseed the accelerators too.
-                torch.default_generator.manual_seed(seed)
-                # Children first, as transformers does: GPT-2 rescales projections after their own initialisation.
-                layer.apply(self._shell._init_weights)
-        finally:
-            for tensor in loaded:
-                del tensor._is_hf_initialized  # type: ignore[attr-defined]
+            del tensor._is_hf_initialized  # type: ignore[attr-defined]
+
+
+def with_buffers(skeleton: Skeleton, shell: Any) -> Skeleton:
+    """The skeleton without parameters, its buffers filled."""
+    materialise(skeleton)
+    initialise(skeleton, shell, seed=0)
+    return skeleton
+
+
+def _may_be_new(shell: Any, name: str) -> bool:
+    """Whether checkpoints may lack a tensor: those of a head, and of the pooler, which not all ways of pretraining have."""
+    return not name.startswith(f"{shell.base_model_prefix}.") or ".pooler." in name
 
 
 def _locate(shell: Any, source: WeightSource) -> dict[str, str]:

@@ -14,7 +14,7 @@ from avgpipe_ds.execution.tensors import as_tuple
 from avgpipe_ds.memory.activations import ActivationMeter
 from avgpipe_ds.memory.tensors import bytes_of
 from avgpipe_ds.tuning.profile import Layer
-from avgpipe_ds.tuning.sample import Sample, device_time_s, gradients_of, untouched
+from avgpipe_ds.tuning.sample import Sample, device_time_s, gradients_of, needs_gradient, untouched
 
 __all__ = ["probe_layers"]
 
@@ -51,7 +51,7 @@ def probe_layers(pipeline: Pipeline, sample: Sample, *, stage_s: float) -> tuple
                         activation_bytes=kept,
                     )
                 )
-                sample = Sample(outputs, tuple(tensor.requires_grad for tensor in as_tuple(outputs)), sample.labels)
+                sample = Sample(outputs, tuple(needs_gradient(value) for value in as_tuple(outputs)), sample.labels)
     except Exception:  # noqa: BLE001 - a proposal is all that is lost
         return ()
     scale = stage_s / max(1e-12, sum(layer.seconds for layer in found))

@@ -14,7 +14,7 @@ from torch import Tensor
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.tensors import as_tuple, map_tensors
 
-__all__ = ["Sample", "device_time_s", "gradients_of", "untouched"]
+__all__ = ["Sample", "device_time_s", "gradients_of", "needs_gradient", "untouched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Sample:
     """Detached copies.
 
     Attributes:
-        inputs: a tensor or a tuple of tensors.
+        inputs: a tensor or a tuple of tensors; between the layers of a stage of other things, too, which stay as they are.
         wants_gradient: for each of them, whether the stage before wants one.
         labels: on the last stage.
 
@@ -35,7 +35,7 @@ class Sample:
     @classmethod
     def of(cls, inputs: Any, labels: Any) -> Sample:
         """Copies."""
-        flags = tuple(tensor.requires_grad for tensor in as_tuple(inputs))
+        flags = tuple(needs_gradient(tensor) for tensor in as_tuple(inputs))
         return cls(map_tensors(_copy, inputs), flags, map_tensors(_copy, labels))
 
     def splits(self, samples: int) -> bool:
@@ -53,9 +53,10 @@ class Sample:
 
     def leaves(self) -> tuple[Any, list[Tensor]]:
         """Inputs to compute on, as the pipeline makes them, and those leaves behind them that collect a gradient."""
-        leaves = [t.detach().requires_grad_(wanted) for t, wanted in zip(as_tuple(self.inputs), self.wants_gradient, strict=True)]
-        inputs = tuple(leaf.clone() for leaf in leaves) if isinstance(self.inputs, tuple) else leaves[0].clone()
-        return inputs, [leaf for leaf in leaves if leaf.requires_grad]
+        wanted = zip(as_tuple(self.inputs), self.wants_gradient, strict=True)
+        leaves = [value.detach().requires_grad_(flag) if isinstance(value, Tensor) else value for value, flag in wanted]
+        inputs = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        return inputs if isinstance(self.inputs, tuple) else inputs[0], [leaf for leaf in leaves if needs_gradient(leaf)]
 
     @property
     def gradient_bytes(self) -> int:
@@ -78,9 +79,14 @@ def untouched(pipeline: Pipeline) -> Iterator[None]:
 
 def gradients_of(outputs: Any, wanted: list[Tensor]) -> None:
     """Go back from outputs to what wants a gradient, as in training; the gradients are dropped."""
-    sources = [tensor for tensor in as_tuple(outputs) if isinstance(tensor, Tensor) and tensor.requires_grad]
+    sources = [tensor for tensor in as_tuple(outputs) if needs_gradient(tensor)]
     if sources and wanted:
         torch.autograd.grad(sources, wanted, [torch.ones_like(tensor) for tensor in sources], allow_unused=True)
+
+
+def needs_gradient(value: Any) -> bool:
+    """Whether it is a tensor that takes part in a graph."""
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def device_time_s(device: torch.device) -> float:

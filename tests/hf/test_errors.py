@@ -1,13 +1,13 @@
 """Faults are told before anything is built, with what was expected, what came, and what to do."""
 
+from dataclasses import replace
+
 import pytest
-import torch
 from conftest import MODELS, TASKS, tiny_config, unsplit
 from safetensors.torch import load_file, save_file
 from transformers import T5Config
 
-from avgpipe_ds.hf import supported_model_types, to_pipeline
-from avgpipe_ds.hf.families.bert import Bert
+from avgpipe_ds.hf import families, supported_model_types, to_pipeline
 from avgpipe_ds.hf.module import HFPipelineModule
 
 CLASSIFY = "sequence-classification"
@@ -24,13 +24,13 @@ def refused(match, source, task=CLASSIFY, num_stages=1, **options):
 
 
 def test_unsupported_family():
-    refused(r"bert, gpt2, llama\), got 't5'.*Family", T5Config(), task="causal-lm")
-    assert supported_model_types() == ["bert", "gpt2", "llama"]
+    refused(r"base_model_pp_plan in its config, or of one of the types bert, .*gpt2.*; got 't5': describe it", T5Config())
+    assert {"bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert", "gpt2", "opt"} <= set(supported_model_types())
 
 
 def test_wrong_task():
-    refused(r"bert models are supported for \['sequence-classification'\], got", tiny_config("bert"), "causal-lm")
-    refused(r"gpt2 models are supported for \['causal-lm'\]", tiny_config("gpt2"))
+    refused(r"transformers has no electra for 'causal-lm'|is_decoder", tiny_config("modernbert"), "causal-lm")
+    refused(r"transformers has no gpt2 for 'masked-lm' \(AutoModelForMaskedLM\): choose another task", tiny_config("gpt2"), "masked-lm")
     refused(r"expected task to be one of .*, got 'translation'", tiny_config("gpt2"), "translation")
 
 
@@ -38,7 +38,7 @@ def test_more_stages_than_layers_or_ranks(monkeypatch):
     refused("divide the 1 ranks, got 2", tiny_config("bert"), num_stages=2)
     refused("divide the 1 ranks, got 0", tiny_config("bert"), num_stages=0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 6)
-    refused("at most 5 stages, one per layer of this bert, got num_stages=6", tiny_config("bert"), num_stages=6)
+    refused("at most 5 stages, one per block of this bert and its two ends, got num_stages=6", tiny_config("bert"), num_stages=6)
 
 
 def test_no_process_group(monkeypatch):
@@ -98,23 +98,17 @@ def test_labels():
 def test_variants_that_are_other_models():
     config = tiny_config("bert")
     config.is_decoder = True
-    refused("BERT encoder, got a config with is_decoder", config)
+    refused("this bert has {'is_decoder': True}, which a pipeline can't compute: expected is_decoder=False", config)
     config = tiny_config("gpt2")
     config.add_cross_attention = True
-    refused("without cross-attention", config, "causal-lm")
+    refused("this gpt2 has {'add_cross_attention': True}", config, "causal-lm")
+    config = tiny_config("opt")
+    config.layerdrop = 0.1
+    refused("expected layerdrop=0.0", config, "causal-lm")
 
 
-def test_an_adapter_that_forgets_a_layer(monkeypatch):
-    plan = Bert.plan
-    monkeypatch.setattr(Bert, "plan", lambda *args: [*plan(*args)[:2], *plan(*args)[3:]])
-    with pytest.raises(RuntimeError, match="adapter for 'bert' does not match.*no layer holds .*encoder.layer.1"):
-        to_pipeline(unsplit("bert"), task=CLASSIFY, num_stages=1)
-
-
-def test_the_global_state_survives_a_failing_build():
-    from avgpipe_ds.hf.weights import cheap_build
-
-    with pytest.raises(KeyError), cheap_build(torch.float64):
-        raise KeyError
-    assert torch.get_default_dtype() == torch.float32
-    assert torch.nn.Linear(2, 2).weight.abs().sum() > 0
+def test_a_family_that_forgets_what_runs_before_the_blocks(monkeypatch):
+    family = replace(families._FAMILIES["gpt2"], before={"wte": families.Role.HIDDEN})
+    monkeypatch.setitem(families._FAMILIES, "gpt2", family)
+    with pytest.raises(RuntimeError, match="'wpe' runs before the blocks: enter it"):
+        to_pipeline(unsplit("gpt2"), task="causal-lm", num_stages=1)

@@ -14,9 +14,12 @@ from transformers import AutoModel, BertConfig, BertForMaskedLM
 
 from avgpipe_ds.hf import to_pipeline
 from avgpipe_ds.hf.families import family_of
+from avgpipe_ds.hf.layers import CallFinder
+from avgpipe_ds.hf.plan import cuts_of, plan_layers
 from avgpipe_ds.hf.shell import build_shell, own_shapes
+from avgpipe_ds.hf.skeleton import only_calls
 from avgpipe_ds.hf.sources import SafetensorsSource, open_pretrained
-from avgpipe_ds.hf.weights import WeightLoader, cheap_build
+from avgpipe_ds.hf.weights import WeightLoader, with_buffers
 from avgpipe_ds.partition import balanced_parts
 
 
@@ -155,18 +158,23 @@ def build_real(name, config):
     return AUTO_CLASSES[TASKS[name]].from_config(copy.deepcopy(config))
 
 
+def plan_of(shell):
+    family = family_of(shell.config)
+    return plan_layers(shell, family, CallFinder(with_buffers(only_calls(shell, family), shell), family))
+
+
 def stage_loads(name, num_stages, source, seed=1234):
     """What each stage of `num_stages` builds: its tensors by transformers' name, and its loader."""
     config = tiny_config(name)
     shell = build_shell(config, TASKS[name], torch.float32)
-    plan = family_of(config.model_type).plan(shell.config, TASKS[name])
-    parts = balanced_parts([1] * len(plan), num_stages)
+    plan = plan_of(shell)
+    cuts = cuts_of(plan)
+    parts = [cuts[place] for place in balanced_parts([1] * (len(cuts) - 1), num_stages)]
     for start, stop in zip(parts, parts[1:], strict=False):
         loader = WeightLoader(shell, plan, source, seed=seed)
         tensors = {}
         for index in range(start, stop):
-            with cheap_build(torch.float32):
-                layer = plan[index].spec.build()
+            layer = plan[index].spec.build()
             loader.fill(index, layer)
             tensors |= {plan[index].checkpoint_name(key): tensor for key, tensor in layer.state_dict().items()}
         yield tensors, loader
@@ -213,8 +221,7 @@ def test_layers_are_built_without_initialising(monkeypatch):
     """Loading overwrites every weight, so initialising first would be work for nothing."""
     monkeypatch.setattr(torch.Tensor, "normal_", lambda *args, **kwargs: pytest.fail("a weight was initialised"))
     monkeypatch.setattr(torch.Tensor, "uniform_", lambda *args, **kwargs: pytest.fail("a weight was initialised"))
-    with cheap_build(torch.float32):
-        family_of("bert").plan(BertConfig(), "sequence-classification")[1].spec.build()
+    plan_of(build_shell(BertConfig(), "sequence-classification", torch.float32))[2].spec.build()
 
 
 def test_the_source_is_let_go():
