@@ -10,12 +10,11 @@ from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from avgpipe_ds.hf.families import family_of
 from avgpipe_ds.hf.layers import CallFinder
-from avgpipe_ds.hf.losses import DEFAULT_LOSSES
+from avgpipe_ds.hf.losses import ProblemType, default_loss, problem_of
 from avgpipe_ds.hf.module import HFPipelineModule
 from avgpipe_ds.hf.plan import check_plan, cuts_of, parameter_counts, plan_layers
 from avgpipe_ds.hf.shell import build_shell
@@ -34,12 +33,13 @@ def to_pipeline(
     task: Task,
     num_labels: int | None = None,
     id2label: Mapping[int, str] | None = None,
+    problem_type: ProblemType | None = None,
     dtype: torch.dtype = torch.float32,
     attn_implementation: str | None = None,
     partition_method: str = "compute",
     partition: Sequence[int] | None = None,
     activation_checkpoint_interval: int = 0,
-    loss_fn: Callable[..., Tensor] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
     seed: int = 1234,
 ) -> HFPipelineModule:
     """Make a Hugging Face model a `PipelineModule`. Every rank must call it, after `avgpipe_ds.init_distributed()`.
@@ -54,6 +54,8 @@ def to_pipeline(
         task: which head; the family must support it.
         num_labels: classes of a classification head; default: that of `id2label`, or else of the config.
         id2label: names of the classes, written into the exported config.
+        problem_type: what the labels of a sequence are, written into the exported config, too; default: that of the config, where
+            one label is a number and several are exclusive classes.
         dtype: of the weights.
         attn_implementation: `"eager"`, `"sdpa"`, ...; default: transformers' choice.
         partition_method: `"compute"` balances the arithmetic of the stages (parameters that are multiplied with, so not
@@ -61,7 +63,8 @@ def to_pipeline(
         partition: K + 1 layer numbers where stages begin and the last one ends, such as `avgpipe-tune` proposes; instead of a
             method.
         activation_checkpoint_interval: recompute activations in backward, this many layers at a time; 0: keep them.
-        loss_fn: `loss_fn(logits, labels)`; default: that of the task.
+        loss_fn: `loss_fn(logits, labels)`, such as `TokenLoss(label_smoothing=0.1)`; it gives a scalar, or a pair of it and a
+            dictionary of scalars to report. Default: that of the task and of `problem_type`.
         seed: for weights that are new.
 
     Raises:
@@ -74,7 +77,12 @@ def to_pipeline(
     family = family_of(config)
     checkpoint_labels = config.num_labels
     if task in CLASSIFICATIONS:
-        _set_labels(config, num_labels, id2label, needs_classes=loss_fn is None)
+        _set_labels(config, num_labels, id2label)
+    _set_problem(config, task, problem_type)
+    if loss_fn is None:
+        loss_fn = default_loss(task, config)
+        if task == "sequence-classification":
+            config.problem_type = problem_of(config)
     shell = build_shell(config, task, dtype, attn_implementation)
     finder = CallFinder(with_buffers(only_calls(shell, family), shell), family)
     finder.rehearse(config.hidden_size)
@@ -97,7 +105,7 @@ def to_pipeline(
         task=task,
         parameter_counts=parameter_counts(plan, shell),
         num_stages=num_stages,
-        loss_fn=loss_fn or DEFAULT_LOSSES[task],
+        loss_fn=loss_fn,
         partition_method=partition_method,
         partition=partition,
         activation_checkpoint_interval=activation_checkpoint_interval,
@@ -140,7 +148,7 @@ def _source_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig) -
     return open_pretrained(str(model_or_name))
 
 
-def _set_labels(config: Any, num_labels: int | None, id2label: Mapping[int, str] | None, *, needs_classes: bool) -> None:
+def _set_labels(config: Any, num_labels: int | None, id2label: Mapping[int, str] | None) -> None:
     if id2label is not None:
         if sorted(id2label) != list(range(len(id2label))) or num_labels not in (None, len(id2label)):
             raise ValueError(
@@ -150,11 +158,15 @@ def _set_labels(config: Any, num_labels: int | None, id2label: Mapping[int, str]
         config.label2id = {label: index for index, label in id2label.items()}
     elif num_labels is not None and num_labels != config.num_labels:
         config.num_labels = num_labels
-    if needs_classes and (config.num_labels < 2 or config.problem_type not in (None, "single_label_classification")):
-        raise ValueError(
-            f"the default loss is for two or more exclusive classes, got num_labels={config.num_labels} and "
-            f"problem_type={config.problem_type!r}: pass a loss_fn for anything else"
-        )
+
+
+def _set_problem(config: Any, task: Task, problem_type: ProblemType | None) -> None:
+    if problem_type is None:
+        return
+    if task != "sequence-classification":
+        raise ValueError(f"problem_type is for sequence-classification, got {problem_type!r} with task {task!r}: leave it out")
+    config.problem_type = problem_type
+    problem_of(config)
 
 
 def _report(loader: WeightLoader, model_class: str) -> None:

@@ -30,7 +30,11 @@ def test_unsupported_family():
 
 def test_wrong_task():
     refused(r"transformers has no electra for 'causal-lm'|is_decoder", tiny_config("modernbert"), "causal-lm")
-    refused(r"transformers has no gpt2 for 'masked-lm' \(AutoModelForMaskedLM\): choose another task", tiny_config("gpt2"), "masked-lm")
+    refused(
+        r"transformers has no gpt2 for 'masked-lm' \(AutoModelForMaskedLM\): choose another task",
+        tiny_config("gpt2"),
+        "masked-lm",
+    )
     refused(r"expected task to be one of .*, got 'translation'", tiny_config("gpt2"), "translation")
 
 
@@ -89,10 +93,9 @@ def test_a_head_of_another_shape_is_not_replaced_unasked(saved):
 def test_labels():
     refused(r"name the classes 0 to 1, got \{1: 'a', 2: 'b'\}", tiny_config("bert"), id2label={1: "a", 2: "b"})
     refused(r"name the classes 0 to 2, got", tiny_config("bert"), num_labels=3, id2label={0: "a", 1: "b"})
-    refused("two or more exclusive classes, got num_labels=1", tiny_config("bert"), num_labels=1)
-    config = tiny_config("bert")
-    config.problem_type = "multi_label_classification"
-    refused("problem_type='multi_label_classification': pass a loss_fn", config)
+    refused("two or more exclusive classes, got num_labels=1", tiny_config("bert"), "token-classification", num_labels=1)
+    refused("problem_type is for sequence-classification", tiny_config("bert"), "token-classification", problem_type="regression")
+    refused("expected problem_type to be .*got 'ranking'", tiny_config("bert"), problem_type="ranking")
 
 
 def test_variants_that_are_other_models():
