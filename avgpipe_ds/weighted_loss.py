@@ -2,8 +2,8 @@
 
 A training loss is averaged over the M micro-batches of a batch, whatever their sizes; so the loss of a micro-batch is a weighted
 *sum*, and who makes the batches chooses weights that make the average the mean wanted. An evaluation does not know beforehand
-how much there is to average over: it adds up losses and targets and divides at the end. Both follow from what one sample costs and
-how many targets it has, which is all that a loss has to say.
+how much there is to average over: it adds up losses and targets and divides at the end. Both follow from what one sample costs
+and how many targets it has, which is all that a loss has to say.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Totals(NamedTuple):
     """
 
     loss: Tensor
-    count: Tensor
+    num_targets: Tensor
 
 
 class WeightedLoss(ABC):
@@ -69,11 +69,11 @@ class WeightedLoss(ABC):
 
     def __call__(self, outputs: Any, labels: Labels) -> Tensor:
         """The loss of a micro-batch, a scalar."""
-        loss, count = self.totals(outputs, labels)
-        return loss / count if isinstance(labels, Tensor) else loss
+        loss, num_targets = self.totals(outputs, labels)
+        return loss / num_targets if isinstance(labels, Tensor) else loss
 
 
-def split_labels(labels: Labels) -> tuple[Tensor, Tensor | None]:
+def split_labels(labels: Any) -> tuple[Tensor, Tensor | None]:
     """Targets, and weights if there are any.
 
     Raises:

@@ -4,7 +4,7 @@ Labels are `(labels, weight)` with fp32 `weight` `[batch]`, and the loss of a mi
 `weight * sample_loss`. An engine averages the losses of the M micro-batches of a batch, so the data side decides what the
 average means, whatever the sizes and lengths of the micro-batches:
 
-- classification and regression, `sample_loss` = cross entropy, or the mean over its labels of squared error or binary cross entropy:
+- sequences, `sample_loss` = cross entropy, or the mean over the labels of squared error or binary cross entropy:
   `weight = M / samples of the pipeline's batch` gives the mean over samples;
 - tokens, `sample_loss` = *sum* of the cross entropies of the sample's target tokens:
   `weight = M / target tokens of the pipeline's batch` gives the mean over tokens, so a short micro-batch counts for less.
@@ -82,8 +82,8 @@ class SequenceClassificationLoss(_CrossEntropy):
         """
         if targets.is_floating_point() or targets.shape != outputs.shape[:1]:
             raise ValueError(
-                f"expected one class id per sample, integers {list(outputs.shape[:1])}, got {_described(targets)}: for numbers, or "
-                f"several classes per sample, say problem_type={_quoted('regression', 'multi_label_classification')}"
+                f"expected one class id per sample, integers {list(outputs.shape[:1])}, got {_described(targets)}: for numbers "
+                f"or several classes per sample, say problem_type={_quoted('regression', 'multi_label_classification')}"
             )
         return SampleLosses(self._losses(outputs, targets), (targets != IGNORED).float())
 
@@ -116,7 +116,10 @@ class CausalLMLoss(TokenLoss):
 
 @dataclass(frozen=True)
 class RegressionLoss(WeightedLoss):
-    """Squared error of `logits` `[batch, num_labels]` against numbers of that shape, or `[batch]` for one label; mean over labels."""
+    """Squared error of `logits` `[batch, num_labels]` against numbers of that shape; mean over labels.
+
+    For one label the numbers may be `[batch]`, too.
+    """
 
     def of_samples(self, outputs: Tensor, targets: Tensor) -> SampleLosses:
         """See `WeightedLoss.of_samples`."""
