@@ -1,0 +1,291 @@
+"""The check before training: what it finds in bad models and bad data, on every rank, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from avgpipe_ds.preflight import Report
+from tests.distributed.models import CLASSES, VOCABULARY, WIDTH, Embedding, Layer, Task, head, token_loss
+from tests.distributed.world import World
+
+BATCH, LENGTH = 3, 4
+
+
+class WithMask(nn.Module):
+    """Hands on a float mask beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer(0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), torch.ones(len(x), 1)
+
+
+def masked(inputs: tuple[Tensor, Tensor]) -> Tensor:
+    return inputs[0] * inputs[1]
+
+
+class Detached(Layer):
+    """A stage of its own graph: what comes before learns nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
+class Broken(Layer):
+    """Weights that were never initialised."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        with torch.no_grad():
+            self.linear.bias[0] = float("nan")
+
+
+class Overflowing(nn.Module):
+    """Finite weights and inputs, infinite outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((WIDTH,), 1e30))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale * self.scale
+
+
+class SteepRoot(nn.Module):
+    """Finite outputs, infinite gradients: the root of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift.square().sqrt()
+
+
+class Unused(Layer):
+    """Has a parameter that its forward does not need."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.spare = nn.Parameter(torch.zeros(WIDTH))
+
+
+class Looks(nn.Module):
+    """An embedding of torch, and batch normalisation, whose buffers change in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.dropout(self.norm(self.words(ids)))
+
+
+def mean_over_samples(x: Tensor) -> Tensor:
+    return x.mean(0)
+
+
+def in_a_dict(x: Tensor) -> Any:
+    return {"hidden": x}
+
+
+def each(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels).square().mean(-1)
+
+
+def no_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return labels.float().mean()
+
+
+def features() -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(BATCH, WIDTH, generator=generator), torch.randn(BATCH, WIDTH, generator=generator)
+
+
+def classified(classes: tuple[int, ...]) -> tuple[Any, Any]:
+    return features()[0], torch.tensor(classes)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of as many layers as there are, and what is expected: severity, place and text of the problems, as patterns."""
+
+    layers: Callable[[], list[Any]]
+    expected: tuple[tuple[str, str, str], ...] = ()
+    loss: Any = nn.functional.mse_loss
+    data: Callable[[], Any] = features
+    frozen: tuple[int, ...] = ()
+
+
+def spec(*layer: Any) -> Any:
+    from deepspeed.pipe import LayerSpec
+
+    return LayerSpec(*layer)
+
+
+def tied(*function: Any) -> Any:
+    from deepspeed.pipe import TiedLayerSpec
+
+    return TiedLayerSpec("embedding", Embedding, **({"forward_fn": function[0]} if function else {}))
+
+
+HEAD = nn.Linear, WIDTH, CLASSES
+CASES: dict[str, Case] = {
+    "sound": Case(lambda: [spec(Layer, 0), spec(Layer, 1)]),
+    "sound, tied": Case(
+        lambda: [tied(), spec(Layer, 0), spec(Layer, 1), tied(head)],
+        loss=token_loss,
+        data=lambda: next(Task(tied=True).data()),
+    ),
+    "float without gradient": Case(
+        lambda: [spec(WithMask), masked],
+        (
+            ("warning", "stage 0, to the next one", r"float tensor \(3, 1\), output 1, travels without gradient"),
+            ("warning", "stage 1", "nothing to train"),
+        ),
+    ),
+    "detached": Case(
+        lambda: [spec(Layer, 0), spec(Detached, 1)],
+        (("error", r"stage 1, layer 1 \(Detached\)", "does not depend on its input"),),
+    ),
+    "NaN weights": Case(
+        lambda: [spec(Layer, 0), spec(Broken, 1)],
+        (("error", r"stage 1, layer 1 \(Broken\)", "1.linear.bias is not finite"),),
+    ),
+    "overflow": Case(
+        lambda: [spec(Layer, 0), spec(Overflowing)],
+        (("error", r"stage 1, layer 1 \(Overflowing\)", f"{BATCH * WIDTH} of {BATCH * WIDTH} numbers in its output 0"),),
+    ),
+    "infinite gradient": Case(
+        lambda: [spec(SteepRoot), spec(Layer, 0)],
+        (("error", r"stage 0, layer 0 \(SteepRoot\)", "0.shift is given a gradient that is not finite"),),
+    ),
+    "frozen stage": Case(lambda: [spec(Layer, 0), spec(Layer, 1)], (("warning", "stage 0", "nothing to train"),), frozen=(0,)),
+    "all frozen": Case(
+        lambda: [spec(Layer, 0), spec(Layer, 1)],
+        (
+            ("error", "loss", "does not depend on any parameter"),
+            ("warning", "stage 0", "nothing to train"),
+            ("warning", "stage 1", "nothing to train"),
+        ),
+        frozen=(0, 1),
+    ),
+    "unused parameter": Case(
+        lambda: [spec(Layer, 0), spec(Unused, 1)],
+        (("warning", r"stage 1, layer 1 \(Unused\)", "1.spare is given no gradient"),),
+    ),
+    "wrong class": Case(
+        lambda: [spec(Layer, 0), spec(*HEAD)],
+        (("error", "data", "labels from 7 to 7, but the model has the classes 0 to 4"),),
+        loss=nn.functional.cross_entropy,
+        data=lambda: classified((0, 7, 1)),
+    ),
+    "class that the loss ignores": Case(
+        lambda: [spec(Layer, 0), spec(*HEAD)],
+        (("warning", "data", "labels from 7 to 7"),),
+        loss=lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, ignore_index=7),
+        data=lambda: classified((0, 7, 1)),
+    ),
+    "no target": Case(
+        lambda: [spec(Layer, 0), spec(*HEAD)],
+        (("error", "loss", "it is nan, of finite outputs: is it a mean over no targets"),),
+        loss=nn.functional.cross_entropy,
+        data=lambda: classified((-100, -100, -100)),
+    ),
+    "wrong id": Case(
+        lambda: [spec(Looks), spec(Layer, 1)],
+        (("error", r"stage 0, layer 0 \(Looks\)", "IndexError: 0.words.weight has the rows 0 to 10, asked for are 1 to 11"),),
+        data=lambda: (torch.tensor([1, 2, VOCABULARY]), features()[1]),
+    ),
+    "lost samples": Case(
+        lambda: [spec(Layer, 0), mean_over_samples, spec(Layer, 1)],
+        (
+            ("warning", r"stage \d, layer 1 \(mean_over_samples\)", r"3 samples come in, .*: float32\[16\]\*"),
+            ("warning", "loss", "target size"),
+        ),
+    ),
+    "no tensor travels": Case(
+        lambda: [spec(Layer, 0), in_a_dict, spec(Layer, 1), spec(Layer, 2)],
+        (("error", "stage 0", "must return a tensor or a tuple of tensors for the next stage, got a dict"),),
+    ),
+    "a layer raises": Case(
+        lambda: [spec(Layer, 0), spec(nn.Linear, WIDTH + 1, WIDTH)],
+        (("error", r"stage 1, layer 1 \(Linear\)", "RuntimeError: mat1 and mat2"),),
+    ),
+    "vector for a loss": Case(
+        lambda: [spec(Layer, 0), spec(Layer, 1)],
+        (("error", "loss", r"must be a scalar tensor, got a tensor of shape \(3,\)"),),
+        loss=each,
+    ),
+    "loss of the labels alone": Case(
+        lambda: [spec(Layer, 0), spec(Layer, 1)], (("error", "loss", "does not depend on the outputs"),), loss=no_loss
+    ),
+    "no pair": Case(
+        lambda: [spec(Layer, 0), spec(Layer, 1)],
+        (("error", "data", r"must give pairs \(inputs, labels\)"),),
+        data=lambda: features()[0],
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a check on one rank."""
+
+    report: Report
+    left_a_trace: list[str] = field(default_factory=list)
+
+
+def checked(name: str) -> Outcome:
+    from deepspeed.pipe import PipelineModule
+
+    from avgpipe_ds.preflight import preflight
+
+    case = CASES[name]
+    module = PipelineModule(case.layers(), num_stages=2, loss_fn=case.loss, partition_method="uniform")
+    for layer, function in enumerate(module.forward_funcs, module._local_start):
+        if isinstance(function, nn.Module) and layer in case.frozen:
+            function.requires_grad_(False)
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    random, functions = torch.get_rng_state(), module.forward_funcs
+    module.eval()
+    report = preflight(module, case.data())
+    trace = [key for key, value in module.state_dict().items() if not torch.equal(value.nan_to_num(), state[key].nan_to_num())]
+    trace += [key for key, weight in module.named_parameters() if weight.grad is not None]
+    trace += ["random state"] * (not torch.equal(random, torch.get_rng_state()))
+    trace += ["mode"] * module.training + ["layers"] * (module.forward_funcs is not functions)
+    return Outcome(report, trace)
+
+
+def all_checked() -> dict[str, Outcome]:
+    return {name: checked(name) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def outcomes(worlds: dict[int, World]) -> list[dict[str, Outcome]]:
+    """By rank."""
+    return worlds[2].run(all_checked)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_found(outcomes: list[dict[str, Outcome]], name: str) -> None:
+    first, second = (outcome[name] for outcome in outcomes)
+    assert str(first.report) == str(second.report), "the report must be the same on every rank"
+    assert first.left_a_trace == second.left_a_trace == []
+    problems = first.report.problems
+    assert len(problems) == len(CASES[name].expected), problems
+    for problem, (severity, where, text) in zip(problems, CASES[name].expected, strict=True):
+        assert problem.severity == severity, problem
+        assert re.fullmatch(where, problem.where), problem
+        assert re.search(text, problem.text), problem
