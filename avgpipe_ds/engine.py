@@ -108,6 +108,14 @@ class AvgPipeEngine(compat.StageEngine):
         """How many iterations have been trained."""
         return self._iteration
 
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """What `loss_fn` reported beside the loss in the last `train_batch`, scalars on every rank, averaged as the loss is.
+
+        That is the mean over micro-batches, pipelines and data-parallel replicas. Empty before, and for a loss alone.
+        """
+        return dict(self.agg_additional_losses or {})
+
     def samples_per_iteration(self) -> int:
         """Samples that one `train_batch` trains on: N times DeepSpeed's `train_batch_size`."""
         return self.num_pipelines * int(self.train_batch_size())
@@ -123,7 +131,8 @@ class AvgPipeEngine(compat.StageEngine):
             data_iter: needed on the first and the last stage, unless `initialize` got training data.
 
         Returns:
-            Scalar: the mean of the losses of the N batches, over all data-parallel replicas, on every rank.
+            Scalar: the mean of the losses of the N batches, over all data-parallel replicas, on every rank. What a `loss_fn`
+            that returns `(loss, {name: scalar})` reports is in `metrics`, and DeepSpeed's monitor gets it as "Train/<name>".
 
         Raises:
             DataExhausted: on every rank, when the data has ended exactly before this iteration.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,12 @@ from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.data_feed import MicroBatch
 from avgpipe_ds.errors import AgreedError
 from avgpipe_ds.execution.executor import Executor, Stream, Wait
+from avgpipe_ds.execution.loss_record import split_loss
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.execution.tensors import as_tuple, check_stage_output
+from avgpipe_ds.transport.message import Message
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "forward_all"]
 
 _CHANNEL = "evaluation"
 _OUTPUTS = "evaluation-outputs"
@@ -55,11 +57,51 @@ def evaluate(
     asks = {rank: wants for rank, (_, wants) in zip(topology.world_ranks, wishes, strict=True)}
     listeners = tuple(rank for rank in topology.pipeline_ranks if asks[rank])
     work = _Evaluation(engine, stage, items, num_micro_batches, compute_loss, listeners)
-    executor = Executor(stage.mailbox, stage.recorder)
-    executor.add(work.stream())
-    executor.run(lambda: executor.idle)
+    work.run()
     result = _result(work, compute_loss=compute_loss, reduce_output=reduce_output, share_loss=share_loss)
     return (result, work.outputs) if return_outputs else result
+
+
+def forward_all(
+    engine: compat.StageEngine, stage: Stage, inputs: Sequence[Any], count: int, finish: Callable[[int, Any], None]
+) -> None:
+    """Micro-batches through the stages of this replica, one after the other, without gradients. All its ranks call it.
+
+    Args:
+        engine: whose module computes.
+        stage: this rank's place.
+        inputs: of the micro-batches; looked at on the first stage only.
+        count: how many micro-batches.
+        finish: told the number and the outputs of each micro-batch, on the last stage.
+
+    """
+    executor = Executor(stage.mailbox, stage.recorder)
+    executor.add(_forwards(engine, stage, inputs, count, finish))
+    executor.run(lambda: executor.idle)
+
+
+def _forwards(
+    engine: compat.StageEngine, stage: Stage, inputs: Sequence[Any], count: int, finish: Callable[[int, Any], None]
+) -> Stream:
+    topology, mailbox = stage.topology, stage.mailbox
+    for number in range(count):
+        if topology.is_first:
+            values = inputs[number]
+        else:
+            yield Wait(lambda: mailbox.has(_CHANNEL), (0,), "evaluation")
+            values = _tensors(mailbox.take(_CHANNEL))
+        with torch.no_grad():
+            outputs = compat.forward(engine, values)
+            if topology.is_last:
+                finish(number, outputs)
+        if not topology.is_last:
+            check_stage_output(outputs, topology.stage_id)
+            mailbox.send(topology.next_rank, _CHANNEL, isinstance(outputs, tuple), as_tuple(outputs))
+    yield Wait(lambda: True, (0,), "evaluation")
+
+
+def _tensors(message: Message) -> Any:
+    return message.tensors if message.payload else message.tensors[0]
 
 
 def _take(stage: Stage, data_iter: Iterator[Any] | None, count: int) -> tuple[list[MicroBatch], Exception | None]:
@@ -116,34 +158,21 @@ class _Evaluation:
     outputs: list[Any] = field(default_factory=list)
     losses: list[Any] = field(default_factory=list)
 
-    def stream(self) -> Stream:
+    def run(self) -> None:
         """The forwards of all micro-batches in order, then the outputs that this rank asked for."""
         topology, mailbox = self.stage.topology, self.stage.mailbox
-        for number in range(self.num_micro_batches):
-            if topology.is_first:
-                inputs = self.items[number][0]
-            else:
-                yield Wait(lambda: mailbox.has(_CHANNEL), (0,), "evaluation")
-                message = mailbox.take(_CHANNEL)
-                inputs = message.tensors if message.payload else message.tensors[0]
-            with torch.no_grad():
-                outputs = compat.forward(self.engine, inputs)
-                if topology.is_last:
-                    self._finish(outputs, number)
-            if not topology.is_last:
-                check_stage_output(outputs, topology.stage_id)
-                mailbox.send(topology.next_rank, _CHANNEL, isinstance(outputs, tuple), as_tuple(outputs))
+        forward_all(self.engine, self.stage, [inputs for inputs, _ in self.items], self.num_micro_batches, self._finish)
         if topology.rank in self.listeners and not topology.is_last:
-            for _ in range(self.num_micro_batches):
-                yield Wait(lambda: mailbox.has(_OUTPUTS), (0,), "evaluation")
-                message = mailbox.take(_OUTPUTS)
-                self.outputs.append(message.tensors if message.payload else message.tensors[0])
-        yield Wait(lambda: True, (0,), "evaluation")
+            while len(self.outputs) < self.num_micro_batches:
+                while not mailbox.has(_OUTPUTS):
+                    mailbox.wait()
+                self.outputs.append(_tensors(mailbox.take(_OUTPUTS)))
 
-    def _finish(self, outputs: Any, number: int) -> None:
+    def _finish(self, number: int, outputs: Any) -> None:
         loss_fn = self.engine.module.loss_fn
         labels = self.items[number][1]
-        self.losses.append(loss_fn(outputs, labels) if self.compute_loss and loss_fn is not None else outputs)
+        loss = loss_fn(outputs, labels) if self.compute_loss and loss_fn is not None else outputs
+        self.losses.append(split_loss(loss)[0] if self.compute_loss else loss)
         if not self.listeners:
             return
         check_stage_output(outputs, self.stage.topology.stage_id)

@@ -20,6 +20,7 @@ from torch import Tensor
 from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.errors import NonFiniteLoss
 from avgpipe_ds.execution.executor import Stream, Wait
+from avgpipe_ds.execution.loss_record import Losses, LossRecord, mean_of
 from avgpipe_ds.execution.reductions import reduce_gradients, reduce_tied_gradients
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.execution.tensors import as_tuple, check_stage_output
@@ -31,9 +32,7 @@ from avgpipe_ds.tracing.spans import CLIPPING_NORM, OPTIMIZER_STEP, WAIT
 
 __all__ = ["Pipeline"]
 
-LOSS = "loss"
 T = TypeVar("T")
-Losses = dict[str, float]
 
 
 @dataclass(slots=True)
@@ -68,7 +67,7 @@ class Pipeline:
     Attributes:
         iteration: the iteration whose instructions are being run; may be one ahead of `Stage.training`.
         schedule: the instructions of the batch of an iteration.
-        losses: mean loss (and additional losses) of the last batch that was stepped on.
+        losses: means of the loss and of the metrics beside it, of the last batch that was stepped on.
         on_step: called after each optimizer step.
 
     """
@@ -85,7 +84,7 @@ class Pipeline:
         self.on_step: Callable[[Pipeline], None] = lambda pipeline: None
         self.schedule = schedule
         self._slots: dict[int, _Slot] = {}
-        self._micro_batch_losses: list[dict[str, Tensor]] = []
+        self._record = LossRecord()
         self._batch_losses: Losses = {}
         self.start_of_iteration = self._capture()
 
@@ -115,7 +114,7 @@ class Pipeline:
             if not self.stage.may_begin(self.iteration):
                 yield from self._until("turn", lambda: self.stage.may_begin(self.iteration))
             self.start_of_iteration = self._capture()
-            self._micro_batch_losses = []
+            self._record.begin()
             self._batch_losses = {}
             for instructions in self.schedule(self.iteration).steps():
                 if isinstance(instructions[-1], ds.OptimizerStep):
@@ -178,23 +177,12 @@ class Pipeline:
                 loss_fn = self.module.loss_fn
                 outputs = outputs if loss_fn is None else loss_fn(outputs, slot.labels)
         if last:
-            slot.outputs, slot.labels = (self._checked_loss(outputs, micro_batch),), None
+            loss = self._record.add(outputs, self.module.get_additional_losses() or {})
+            slot.outputs, slot.labels = (loss,), None
             return
         check_stage_output(outputs, self.stage.topology.stage_id)
         slot.sent = outputs
         slot.outputs = tuple(t for t in as_tuple(outputs) if t.requires_grad)
-
-    def _checked_loss(self, loss: Any, micro_batch: int) -> Tensor:
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise ValueError(f"the loss must be a scalar tensor, got {found}: let loss_fn return one number, such as its mean")
-        if not loss.requires_grad:
-            raise ValueError("the loss does not depend on any trainable parameter of any stage: is everything frozen?")
-        extra = self.module.get_additional_losses() or {}
-        self._micro_batch_losses.append(
-            {LOSS: loss.detach().clone()} | {name: value.detach().clone() for name, value in extra.items()}
-        )
-        return loss
 
     def _send_activation(self, buffer_id: int, micro_batch: int) -> None:
         slot = self._slots[buffer_id]
@@ -230,28 +218,21 @@ class Pipeline:
             del self._slots[buffer_id]
 
     def _mean_losses(self) -> Losses:
-        """Losses of the batch, summed as DeepSpeed sums them. Looked at once per batch: on a GPU this waits for the device.
+        """Losses and metrics of the batch.
 
         Raises:
             NonFiniteLoss: not with fp16, whose loss scaling deals with it.
 
         """
-        values = torch.stack([losses[LOSS].reshape(()) for losses in self._micro_batch_losses])
-        finite = torch.isfinite(values)
+        finite = torch.isfinite(self._record.losses)
         if not bool(finite.all()) and not self.engine.fp16_enabled():
             bad = int((~finite).nonzero()[0])
             raise NonFiniteLoss(
-                f"the loss is {values[bad].item()} in pipeline {self.pipeline_id}, iteration {self.iteration}, "
+                f"the loss is {self._record.losses[bad].item()} in pipeline {self.pipeline_id}, iteration {self.iteration}, "
                 f"micro-batch {bad}: "
                 "try a lower learning rate, gradient clipping, or look at that micro-batch (a mean over no samples is nan, too)"
             )
-        means: Losses = {}
-        for name in self._micro_batch_losses[0]:
-            total = torch.zeros_like(self._micro_batch_losses[0][name])
-            for losses in self._micro_batch_losses:
-                total += losses[name]
-            means[name] = float(total / self.stage.num_micro_batches)
-        return means
+        return self._record.means()
 
     def _send_gradient(self, buffer_id: int, micro_batch: int) -> None:
         wanted = [t for t in as_tuple(self._slots.pop(buffer_id).inputs) if t.requires_grad]
@@ -287,7 +268,7 @@ class Pipeline:
             norms = yield from self._each(meet.gathering(("norm", key), topology.pipeline_ranks, norm))
             self.engine.gradient_norm = math.sqrt(sum(norms))
         yield from self._until("turn", lambda: stage.may_step(*key))
-        self.losses = {name: sum(losses[name] for losses in every) / len(every) for name in every[0]}
+        self.losses = mean_of(every)
         with self._span(OPTIMIZER_STEP):
             compat.optimizer_step(self.engine)
         stage.stepped += 1

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.execution.loss_record import split_loss
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.tensors import as_tuple
 from avgpipe_ds.memory.activations import ActivationMeter
@@ -81,4 +82,4 @@ def _measured(
 
 
 def _with_loss(function: Callable[[Any], Any], loss_fn: Any, labels: Any) -> Callable[[Any], Any]:
-    return function if loss_fn is None else lambda inputs: loss_fn(function(inputs), labels)
+    return function if loss_fn is None else lambda inputs: split_loss(loss_fn(function(inputs), labels))[0]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.execution.loss_record import split_loss
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.tensors import as_tuple
 from avgpipe_ds.memory.activations import ActivationMeter
@@ -125,7 +126,7 @@ def _forward(pipeline: Pipeline, sample: Sample, inputs: Any) -> Any:
     with pipeline.random.active():
         outputs = compat.forward_alone(pipeline.engine, inputs)
         if pipeline.stage.topology.is_last and pipeline.module.loss_fn is not None:
-            outputs = pipeline.module.loss_fn(outputs, sample.labels)
+            outputs, _ = split_loss(pipeline.module.loss_fn(outputs, sample.labels))
     return outputs
 
 
