@@ -79,10 +79,7 @@ def to_pipeline(
     if task in CLASSIFICATIONS:
         _set_labels(config, num_labels, id2label)
     _set_problem(config, task, problem_type)
-    if loss_fn is None:
-        loss_fn = default_loss(task, config)
-        if task == "sequence-classification":
-            config.problem_type = problem_of(config)
+    loss_fn = loss_fn or default_loss(task, config)
     shell = build_shell(config, task, dtype, attn_implementation)
     finder = CallFinder(with_buffers(only_calls(shell, family), shell), family)
     finder.rehearse(config.hidden_size)

@@ -5,7 +5,7 @@
 A micro-batch enters as `(input_ids, attention_mask[, third])`, int64 `[batch, length]`. Between two stages travel
 `(hidden_states, attention_mask, *more)`: float `[batch, length, hidden]`, the mask as it came, and what else the blocks can't do
 without: position ids, if there were some, or embeddings of relative positions. Everything else that blocks want (expanded
-masks, rotary tables) follows from these, but costs several kernels and, on a GPU, a synchronisation. So the first layer of a
+masks, rotary tables) follows from these, but costs several kernels and, on a GPU, a synchronisation. So the first block of a
 stage finds it out once per micro-batch, and the tuple carries it from block to block; `HFPipelineModule.forward` drops it at
 the end of the stage. It is passed and not kept in the module, because several micro-batches are under way at once, and
 checkpointed blocks run again in backward.
@@ -82,7 +82,10 @@ class Before(nn.Module):
         materialise(self)
 
     def forward(self, inputs: Flow) -> Flow:
-        """`(embedded, input_ids, attention_mask[, third])` -> `(hidden_states, attention_mask, *more, calls)`."""
+        """`(embedded, input_ids, attention_mask[, third])` -> `(hidden_states, attention_mask, *more)`.
+
+        How the blocks are called is not taken from here: DeepSpeed has cast the buffers of this module.
+        """
         embedded, input_ids, attention_mask, *third = inputs
         optional = dict(zip([self.family.third_input], third, strict=False))
         _, hidden_states, calls = self.skeleton.run(
@@ -91,7 +94,7 @@ class Before(nn.Module):
         more = [optional["position_ids"]] if "position_ids" in optional else []
         if self.family.shared is not None:
             more = [calls.arguments[0][1][self.family.shared]]
-        return (hidden_states, attention_mask, *more, calls)
+        return (hidden_states, attention_mask, *more)
 
 
 class CallFinder:
@@ -110,7 +113,11 @@ class CallFinder:
             RuntimeError: something with weights runs before the blocks, of which the family does not know.
 
         """
-        self.calls(torch.zeros(1, 2, hidden_size), torch.ones(1, 2, dtype=torch.int64), [torch.zeros(2, 1)] if self._family.shared else [])
+        self.calls(
+            torch.zeros(1, 2, hidden_size),
+            torch.ones(1, 2, dtype=torch.int64),
+            [torch.zeros(2, 1)] if self._family.shared else [],
+        )
 
     @torch.no_grad()
     def calls(self, hidden_states: Tensor, attention_mask: Tensor, more: Sequence[Tensor]) -> Calls:
@@ -160,9 +167,7 @@ class After(nn.Module):
         """`([weight,] hidden_states, attention_mask, ...)` -> logits, as transformers returns them."""
         weight, *flow = travelling(inputs) if self.tied else (None, *travelling(inputs))
         hidden_states, attention_mask = flow[:2]
-        for name in self.tied:
-            path, _, attribute = name.rpartition(".")
-            setattr(self.skeleton.model.get_submodule(path), attribute, weight)
+        self._use(weight)
         try:
             output, _, _ = self.skeleton.run(
                 embedded=hidden_states,
@@ -171,7 +176,7 @@ class After(nn.Module):
                 attention_mask=attention_mask,
             )
         finally:
-            self._forget_weight()
+            self._use(None)
         logits: Tensor = output.logits
         return logits
 
@@ -180,7 +185,8 @@ class After(nn.Module):
         pad = 0 if self.pad_token_id is None else self.pad_token_id
         return torch.where(attention_mask.bool(), int(pad == 0), pad)
 
-    def _forget_weight(self) -> None:
+    def _use(self, weight: Tensor | None) -> None:
+        """Past `nn.Module.__setattr__`, which would make a parameter of this one: a parameter it is elsewhere."""
         for name in self.tied:
             path, _, attribute = name.rpartition(".")
-            setattr(self.skeleton.model.get_submodule(path), attribute, None)
+            self.skeleton.model.get_submodule(path).__dict__[attribute] = weight

@@ -106,7 +106,9 @@ class _Later(nn.Module):
 
         """
         if self._given.first is None:
-            raise RuntimeError(f"{self._path!r} runs before the blocks: enter it in what avgpipe_ds/hf/families.py knows of the model")
+            raise RuntimeError(
+                f"{self._path!r} runs before the blocks: enter it in what avgpipe_ds/hf/families.py knows of the model"
+            )
         return value
 
 
@@ -148,13 +150,17 @@ class Skeleton(nn.Module):
 def only_before(model: Any, family: Family) -> Skeleton:
     """The base model with what runs before its blocks, but for the word embedding itself. On the meta device, as `model` is."""
     base, given = model.base_model, _Given()
-    return _skeleton(base, _blocks(base, family, given) | _later(base, family, given) | {id(_words(model)): _Embedding(given)}, given)
+    return _skeleton(
+        base, _blocks(base, family, given) | _later(base, family, given) | {id(_words(model)): _Embedding(given)}, given
+    )
 
 
 def only_calls(model: Any, family: Family) -> Skeleton:
     """The base model without any parameters: it only finds out how blocks are called. In evaluation mode: nothing is random."""
     base, given = model.base_model, _Given()
-    skeleton = _skeleton(base, _blocks(base, family, given) | _later(base, family, given) | _before(base, family, given), given).eval()
+    skeleton = _skeleton(
+        base, _blocks(base, family, given) | _later(base, family, given) | _before(base, family, given), given
+    ).eval()
     assert not list(skeleton.parameters()), [name for name, _ in skeleton.named_parameters()]
     return skeleton
 
@@ -167,7 +173,7 @@ def only_after(model: Any, family: Family, tied: Mapping[str, str]) -> Skeleton:
         path, _, attribute = name.rpartition(".")
         owner = skeleton.model.get_submodule(path)
         del owner._parameters[attribute]
-        setattr(owner, attribute, None)  # a plain attribute, set for each micro-batch
+        owner.__dict__[attribute] = None  # a plain attribute, set for each micro-batch
     return skeleton
 
 

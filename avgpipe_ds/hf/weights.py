@@ -8,7 +8,8 @@ the values do not depend on how the layers are spread over stages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,17 +81,15 @@ class WeightLoader:
     def fill(self, index: int, layer: nn.Module) -> None:
         """Give every tensor of `layer`, built from entry `index` of the plan, its value."""
         plan = self._plan[index]
-        # What is tied within the layer is there under two names.
-        tensors = {name: t for name, t in layer.state_dict(keep_vars=True).items() if plan.checkpoint_name(name) in plan.tensors}
-        names = {name: self._found.get(plan.checkpoint_name(name)) for name in tensors}
-        for name, found in names.items():
-            if found is not None:
-                self._read(found, tensors[name])
-        if None in names.values() or any(True for _ in layer.buffers()):
-            loaded = [tensors[name] for name, found in names.items() if found is not None]
+        tensors = {plan.checkpoint_name(name): tensor for name, tensor in _tensors_of(layer).items()}
+        loaded = {name: tensor for name, tensor in tensors.items() if name in plan.tensors and name in self._found}
+        for name, tensor in loaded.items():
+            self._read(self._found[name], tensor)
+        known = {id(tensor) for tensor in loaded.values()}
+        if any(id(tensor) not in known for tensor in tensors.values()):
             # Copies of a tied layer on several stages must start alike, so all take the seed of the first.
             first = first_layer_of(self._plan, module_prefix(self._plan, index))
-            initialise(layer, self._shell, seed=self._seed + first, loaded=loaded)
+            initialise(tensors, self._shell, seed=self._seed + first, loaded=list(loaded.values()))
 
     def _read(self, name: str, target: Tensor) -> None:
         assert self._source is not None
@@ -101,29 +100,67 @@ class WeightLoader:
         self.num_bytes_read += tensor.numel() * tensor.element_size()
 
 
-def initialise(layer: nn.Module, shell: Any, *, seed: int, loaded: Sequence[Tensor] = ()) -> None:
-    """Initialise all tensors of a layer but those that are `loaded`, buffers too, by the rules of transformers' model.
+def initialise(tensors: Mapping[str, Tensor], shell: Any, *, seed: int, loaded: Sequence[Tensor] = ()) -> None:
+    """Initialise all tensors but those that are `loaded` by the rules of transformers' model; on the CPU.
 
-    On the CPU, and the global random state stays as it is.
+    Rules are those of modules with all that is in them, so the tensors take their places in `shell` meanwhile, where the others
+    have no storage. The global random state stays as it is.
+
+    Args:
+        tensors: parameters and buffers, by their names in `shell`.
+        shell: the model on the meta device.
+        seed: of the random numbers.
+        loaded: those that have their values.
+
     """
-    for tensor in loaded:
-        tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark: initialisers pass over it
-    try:
-        with torch.random.fork_rng(devices=[]), guard_torch_init_functions(), torch.no_grad():
-            # Not torch.manual_seed, which would reseed the accelerators too.
-            torch.default_generator.manual_seed(seed)
+    with _in_place(tensors, shell), _marked(loaded), torch.random.fork_rng(devices=[]), guard_torch_init_functions():
+        # Not torch.manual_seed, which would reseed the accelerators too.
+        torch.default_generator.manual_seed(seed)
+        with torch.no_grad():
             # Children first, as transformers does: GPT-2 rescales projections after their own initialisation.
-            layer.apply(shell._init_weights)
-    finally:
-        for tensor in loaded:
-            del tensor._is_hf_initialized  # type: ignore[attr-defined]
+            shell.apply(shell._init_weights)
 
 
 def with_buffers(skeleton: Skeleton, shell: Any) -> Skeleton:
-    """The skeleton without parameters, its buffers filled."""
+    """The skeleton of a base model without parameters, its buffers filled."""
     materialise(skeleton)
-    initialise(skeleton, shell, seed=0)
+    buffers = _tensors_of(skeleton.model)
+    initialise({f"{shell.base_model_prefix}.{name}": buffer for name, buffer in buffers.items()}, shell, seed=0)
     return skeleton
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, also those that are no part of the state dict; tied ones under each of their names."""
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+@contextmanager
+def _in_place(tensors: Mapping[str, Tensor], shell: Any) -> Iterator[None]:
+    """The tensors are those of the shell."""
+    restore: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, tensor in tensors.items():
+            path, _, attribute = name.rpartition(".")
+            owner = shell.get_submodule(path)
+            place = owner._parameters if attribute in owner._parameters else owner._buffers
+            restore.append((place, attribute, place[attribute]))
+            place[attribute] = tensor
+        yield
+    finally:
+        for place, attribute, tensor in restore:
+            place[attribute] = tensor
+
+
+@contextmanager
+def _marked(loaded: Sequence[Tensor]) -> Iterator[None]:
+    """Transformers' mark: its initialisers pass over these."""
+    for tensor in loaded:
+        tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for tensor in loaded:
+            del tensor._is_hf_initialized  # type: ignore[attr-defined]
 
 
 def _may_be_new(shell: Any, name: str) -> bool:

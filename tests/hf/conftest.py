@@ -1,10 +1,11 @@
 """A world of one rank for PipelineModule, and tiny models of every family."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("LOCAL_RANK", "0")
@@ -14,8 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from deepspeed.runtime.pipe import p2p
+from deepspeed.utils import groups
 
-from avgpipe_ds.hf.tasks import auto_class
+from avgpipe_ds.hf.tasks import Task, auto_class
 
 VOCABULARY, POSITIONS, HIDDEN, LABELS = 61, 24, 32, 5
 _IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -89,6 +92,8 @@ DECODERS = tuple(name for name in TINY if name not in ENCODERS)
 TASKS = dict.fromkeys(ENCODERS, "sequence-classification") | dict.fromkeys(DECODERS, "causal-lm")
 """The usual task of each."""
 
+AUTO_CLASSES = {task: auto_class(task) for task in get_args(Task)}
+
 MODELS = ["bert", "gpt2", "gpt2-untied", "llama", "llama-tied"]
 """Those that stand for the others where the architecture does not matter."""
 
@@ -108,6 +113,18 @@ def world_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def released_process_groups(world_of_one: None) -> Iterator[None]:
+    """Every pipeline makes some, and each has threads that wake a hundred times a second."""
+    groups._get_data_parallel_group()  # DeepSpeed makes a copy of the world once and remembers it: it has to stay
+    before = set(dist.distributed_c10d._world.pg_map)
+    yield
+    groups.mpu = p2p._grid = None
+    gc.collect()
+    for group in set(dist.distributed_c10d._world.pg_map) - before:
+        dist.destroy_process_group(group)
 
 
 def tiny_config(name: str, *, dropout: float = 0.0) -> Any:

@@ -13,7 +13,7 @@ def test_methods(method):
 def test_counts_include_frozen_and_tied_parameters():
     module = to_pipeline(tiny_config("gpt2"), num_stages=1, task="causal-lm")
     block = 12 * 32 * 32 + 13 * 32
-    assert module._parameter_counts == [61 * 32, 24 * 32, block, block, block, 2 * 32, 61 * 32]
+    assert module._parameter_counts == [61 * 32, 24 * 32, block, block, block, 61 * 32, 2 * 32]
 
 
 def test_boundaries_that_were_measured():
