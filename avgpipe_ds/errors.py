@@ -10,6 +10,7 @@ __all__ = [
     "AgreedError",
     "AvgPipeError",
     "ConfigError",
+    "DataError",
     "DataExhausted",
     "IncompleteIteration",
     "NonFiniteLoss",
@@ -35,6 +36,13 @@ class AgreedError(Exception):
 
 class ConfigError(ValueError):
     """The "avgpipe" block of the configuration is wrong; the message lists every problem, not only the first."""
+
+
+class DataError(ValueError):
+    """A data set can't be trained on: something is missing, or a row of it is wrong.
+
+    Found before anything is trained, and on every rank, since every rank reads the same.
+    """
 
 
 class DataExhausted(StopIteration):

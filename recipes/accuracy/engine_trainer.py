@@ -9,9 +9,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from common.batches import MicroBatch
 from common.evaluation import Validation, validate
-from common.sampler import BatchShape
 from common.training import TaskData
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from accuracy.settings import Setting
 from accuracy.task import CLIPPING, EVAL_MICRO_BATCH_SIZE, WEIGHT_DECAY
 from accuracy.trainer import warm_up
 from avgpipe_ds import hf
+from avgpipe_ds.data import BatchShape, MicroBatch
 from avgpipe_ds.errors import NonFiniteLoss, RemoteError
 
 __all__ = ["EngineTrainer", "engine_trainer"]

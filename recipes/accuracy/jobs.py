@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch.distributed as dist
-from common.batches import training_batches
 from common.narrator import Narrator
 from common.training import TaskData
 from transformers import set_seed
@@ -16,6 +15,7 @@ from transformers import set_seed
 from accuracy.grid import Run
 from accuracy.records import Conditions, Point, Record, append
 from accuracy.trainer import Trainer, train
+from avgpipe_ds.data import TrainingBatches
 
 __all__ = ["run_job"]
 
@@ -69,14 +69,12 @@ def _train(
     begin = time.monotonic()
     set_seed(run.seed)  # dropout; the data and the head have generators of their own
     with closing(make_trainer(run)) as trainer:
-        batches = training_batches(
+        batches = TrainingBatches(
             data.train,
             data.collate,
             trainer.shape,
-            replica=0,
             seed=run.seed,
-            first_iteration=0,
-            num_iterations=conditions.max_samples,  # more than enough: validation ends the training
+            iterations=conditions.max_samples,  # more than enough: validation ends the training
         )
         curve, diverged = train(trainer, batches, conditions, num_samples=len(data.train), target=target, say=say)
         num_micro_batches = trainer.shape.num_micro_batches

@@ -4,19 +4,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common.batches import Collate
 from common.errors import RecipeError
-from common.load import load_classification
+from common.load import load_labelled
 from common.models import load_tokenizer, model_location, positions
 from common.narrator import Narrator
 from common.options import DataOptions
-from common.samples import labelled_samples
-from common.splits import thinned
 from common.training import TaskData
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from accuracy.records import Conditions
+from avgpipe_ds.data import Collate, tokenise
+from avgpipe_ds.data.splits import thinned
 
 __all__ = ["CLIPPING", "EVAL_MICRO_BATCH_SIZE", "WEIGHT_DECAY", "ClassificationTask", "load_task"]
 
@@ -57,18 +56,25 @@ def load_task(conditions: Conditions, narrator: Narrator) -> ClassificationTask:
     if longest is not None and conditions.max_length > longest:
         raise RecipeError(f"--max-length {conditions.max_length}: {conditions.model} has positions for {longest} tokens only.")
     with narrator.phase(f"reading {conditions.dataset}"):
-        corpus = load_classification(DataOptions(dataset=conditions.dataset))
-    with narrator.phase(f"tokenising {len(corpus.train.texts) + len(corpus.validation.texts)} texts"):
-        train, validation = (
-            labelled_samples(texts, tokenizer, max_length=conditions.max_length) for texts in (corpus.train, corpus.validation)
-        )
+        options = DataOptions(dataset=conditions.dataset)
+        tables = load_labelled(options)
+    with narrator.phase(f"tokenising {sum(map(len, tables.parts().values()))} texts"):
+        tokens = tokenise(
+            tables,
+            tokenizer,
+            "sequence-classification",
+            max_length=conditions.max_length,
+            truncate=True,
+            progress=False,
+        ).with_validation(options.validation_fraction)
+    validation = tokens.validation or ()
     if len(validation) < conditions.validation_samples:
         raise RecipeError(
             f"--validation-samples {conditions.validation_samples}: {conditions.dataset} has only {len(validation)} of them."
         )
     data = TaskData(
-        train=train,
+        train=tokens.train,
         validation=thinned(validation, conditions.validation_samples),
-        collate=Collate(pad_token_id=tokenizer.pad_token_id, max_length=conditions.max_length),
+        collate=Collate.of(tokenizer, max_length=conditions.max_length),
     )
-    return ClassificationTask(location=location, num_classes=len(corpus.label_names), data=data)
+    return ClassificationTask(location=location, num_classes=len(tokens.label_names), data=data)

@@ -5,14 +5,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common.batches import MicroBatch
-from common.evaluation import Validation, validation_rounds
-from common.sampler import BatchShape
+from common.evaluation import Validation
 from common.training import TaskData
 
 from accuracy.records import Conditions
 from accuracy.task import CLIPPING, EVAL_MICRO_BATCH_SIZE, WEIGHT_DECAY
 from accuracy.trainer import warm_up
+from avgpipe_ds.data import BatchShape, MicroBatch, evaluation_batches
 
 __all__ = ["TorchTrainer"]
 
@@ -46,13 +45,11 @@ class TorchTrainer:
         self._model.eval()
         samples = self._data.validation
         total_loss, correct = 0.0, 0
-        for call in validation_rounds(samples, micro_batch_size=EVAL_MICRO_BATCH_SIZE, num_replicas=1):
-            for rows in call[0]:
-                batch = self._data.collate([sample for sample, _ in rows], [weight for _, weight in rows])
-                (input_ids, attention_mask), (labels, weights) = batch
-                logits = self._model(input_ids=input_ids, attention_mask=attention_mask).logits
-                total_loss += float((F.cross_entropy(logits, labels, reduction="none") * weights).sum())
-                correct += int(((logits.argmax(dim=-1) == labels) & (weights > 0)).sum())
+        for batch in evaluation_batches(samples, self._data.collate, micro_batch_size=EVAL_MICRO_BATCH_SIZE):
+            (input_ids, attention_mask), (labels, weights) = batch
+            logits = self._model(input_ids=input_ids, attention_mask=attention_mask).logits
+            total_loss += float((F.cross_entropy(logits, labels, reduction="none") * weights).sum())
+            correct += int(((logits.argmax(dim=-1) == labels) & (weights > 0)).sum())
         return Validation(loss=total_loss / len(samples), num_samples=len(samples), accuracy=correct / len(samples))
 
     def close(self) -> None:

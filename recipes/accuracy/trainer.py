@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from common.batches import MicroBatch
 from common.evaluation import Validation
-from common.sampler import BatchShape
 
 from accuracy.curves import passed_clearly
 from accuracy.records import Conditions, Point
+from avgpipe_ds.data import BatchShape, MicroBatch
 
 __all__ = ["Trainer", "iterations_to_validate", "samples_after", "train", "warm_up"]
 

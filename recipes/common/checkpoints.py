@@ -5,41 +5,27 @@ from typing import Any
 
 import torch.distributed
 
+from avgpipe_ds.data import TrainingBatches
+from avgpipe_ds.errors import DataError
 from common.errors import RecipeError
 from common.narrator import Narrator
-from common.sampler import BatchShape
 
 __all__ = ["Checkpoints"]
 
 
 class Checkpoints:
-    """The checkpoints in one folder.
+    """The checkpoints in one folder, with the position in the data."""
 
-    The position in the data is not stored: it follows from the iterations that the engine has trained. It only does while
-    the data, its division and the seed are the same, so these are stored and compared.
-    """
-
-    def __init__(
-        self, engine: Any, narrator: Narrator, folder: str | None, *, shape: BatchShape, num_samples: int, seed: int
-    ) -> None:
-        """Remember what identifies the run; without a folder, saving does nothing."""
-        self._engine = engine
-        self._narrator = narrator
-        self._folder = folder
-        self._identity = {
-            "samples": num_samples,
-            "seed": seed,
-            "pipelines": shape.num_pipelines,
-            "data-parallel replicas": shape.num_replicas,
-            "micro-batches": shape.num_micro_batches,
-            "micro-batch size": shape.micro_batch_size,
-        }
+    def __init__(self, engine: Any, batches: TrainingBatches, narrator: Narrator, folder: str | None) -> None:
+        """Without a folder, saving does nothing."""
+        self._engine, self._batches, self._narrator, self._folder = engine, batches, narrator, folder
 
     def save(self) -> None:
         """Write a checkpoint. Every rank calls it."""
         if self._folder is not None:
             with self._narrator.phase(f"saving a checkpoint to {self._folder}"):
-                self._engine.save_checkpoint(self._folder, client_state={"recipe": self._identity})
+                position = self._batches.state_dict(self._engine.consumed_micro_batches)
+                self._engine.save_checkpoint(self._folder, client_state={"data": position})
 
     def resume(self) -> None:
         """Load the newest checkpoint, if there is one. Every rank calls it.
@@ -57,14 +43,10 @@ class Checkpoints:
             path, client_state = self._engine.load_checkpoint(self._folder)
         if path is None:
             raise RecipeError(f"--resume: no checkpoint could be loaded from {self._folder}.")
-        stored = client_state.get("recipe", {})
-        different = [
-            f"{name} {stored.get(name)} there, {value} here"
-            for name, value in self._identity.items()
-            if stored.get(name) != value
-        ]
-        if different:
-            raise RecipeError(f"--resume: the checkpoint in {self._folder} is of another run: {'; '.join(different)}.")
+        try:
+            self._batches.load_state_dict(client_state.get("data", {}))
+        except DataError as error:
+            raise RecipeError(f"--resume: the checkpoint in {self._folder} is of another run. {error}") from error
 
     @staticmethod
     def _any_rank_sees_one(folder: str) -> bool:

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.batches import Collate, training_batches
+from avgpipe_ds.data import BatchShape, Collate, Sample, TrainingBatches
 from common.checkpoints import Checkpoints
 from common.evaluation import Validation, validate
 from common.narrator import Narrator
 from common.options import RecipeOptions
 from common.progress import TrainingProgress
-from common.sampler import BatchShape
-from common.samples import Sample
 
 __all__ = ["TaskData", "train_and_validate"]
 
@@ -28,7 +26,7 @@ class TaskData:
     @property
     def classes(self) -> bool:
         """Whether samples have a class, so that there is an accuracy; otherwise there is a perplexity."""
-        return self.train[0].label is not None
+        return isinstance(self.train[0].labels, int)
 
 
 def batch_shape(engine: Any) -> BatchShape:
@@ -49,23 +47,22 @@ def train_and_validate(engine: Any, data: TaskData, options: RecipeOptions, narr
     shape = batch_shape(engine)
     num_samples = len(data.train)
     per_epoch = shape.iterations_per_epoch(num_samples)
-    num_iterations = options.steps or options.epochs * per_epoch
-    checkpoints = Checkpoints(engine, narrator, options.save_dir, shape=shape, num_samples=num_samples, seed=options.seed)
-    if options.resume:
-        checkpoints.resume()
-    first = engine.consumed_micro_batches // (shape.num_pipelines * shape.num_micro_batches)
-    narrator.say(
-        f"training iterations {first + 1} to {num_iterations} ({per_epoch} an epoch): {shape.num_pipelines} pipelines x"
-        f" {shape.num_replicas} replicas x {shape.num_micro_batches} micro-batches x {shape.micro_batch_size} samples"
-    )
-    batches = training_batches(
+    batches = TrainingBatches(
         data.train,
         data.collate,
         shape,
         replica=engine.grid.get_data_parallel_rank(),
         seed=options.seed,
-        first_iteration=first,
-        num_iterations=num_iterations,
+        iterations=options.steps or options.epochs * per_epoch,
+    )
+    num_iterations = batches.num_iterations
+    checkpoints = Checkpoints(engine, batches, narrator, options.save_dir)
+    if options.resume:
+        checkpoints.resume()
+    first = engine.consumed_micro_batches // shape.micro_batches_per_iteration
+    narrator.say(
+        f"training iterations {first + 1} to {num_iterations} ({per_epoch} an epoch): {shape.num_pipelines} pipelines x"
+        f" {shape.num_replicas} replicas x {shape.num_micro_batches} micro-batches x {shape.micro_batch_size} samples"
     )
     progress = TrainingProgress(narrator, first_iteration=first, num_iterations=num_iterations)
     loss: float | None = None  # stays so if a run that had ended is resumed

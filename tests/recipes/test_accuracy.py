@@ -17,12 +17,12 @@ from accuracy.target import reference_accuracy, target_accuracy
 from accuracy.trainer import iterations_to_validate, samples_after, train, warm_up
 from common.errors import RecipeError
 from common.evaluation import Validation
-from common.sampler import BatchShape
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from avgpipe_ds.config import AvgPipeConfig
+from avgpipe_ds.data import BatchShape
 
 CONDITIONS = Conditions(
     model="minilm",

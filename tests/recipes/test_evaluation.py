@@ -1,29 +1,12 @@
 import math
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from common.batches import Collate
-from common.evaluation import Validation, validate, validation_rounds
-from common.samples import Sample
-from hypothesis import given
-from hypothesis import strategies as st
+from common.evaluation import Validation, validate
 
-
-@given(st.integers(1, 80), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4))
-def test_every_sample_once(num_samples, size, replicas, per_call):
-    samples = [Sample([number] * (1 + number % 5), 0, 1) for number in range(num_samples)]
-    seen = Counter()
-    for call in validation_rounds(samples, micro_batch_size=size, num_replicas=replicas, micro_batches_per_call=per_call):
-        assert len(call) == replicas
-        assert len({len(replica) for replica in call}) == 1
-        assert 1 <= len(call[0]) <= per_call
-        for rows in (rows for replica in call for rows in replica):
-            assert len(rows) == size
-            seen.update(sample.input_ids[0] for sample, weight in rows if weight)
-    assert seen == Counter(range(num_samples))
+from avgpipe_ds.data import Collate, Sample
 
 
 class OneStage:

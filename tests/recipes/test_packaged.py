@@ -23,35 +23,35 @@ def location(request):
 
 def test_bbc_news():
     news = corpus("bbc-news", 0.2)
-    texts = [*news.train.texts, *news.validation.texts]
+    texts = [*news.train["text"], *news.validation["text"]]
     assert len(texts) == len(set(texts)) == 2127
-    assert list(news.label_names) == ["business", "entertainment", "politics", "sports", "tech"]
-    share = [
-        news.validation.labels.count(label) / (news.train.labels + news.validation.labels).count(label) for label in range(5)
-    ]
+    assert news.train.features["label"].names == ["business", "entertainment", "politics", "sports", "tech"]
+    train, validation = list(news.train["label"]), list(news.validation["label"])
+    share = [validation.count(label) / (train + validation).count(label) for label in range(5)]
     assert all(abs(part - 0.2) < 0.01 for part in share)
-    assert corpus("bbc-news", 0.2) == news
+    again = corpus("bbc-news", 0.2)
+    assert again.train[:] == news.train[:] and again.validation[:] == news.validation[:]
 
 
 def test_rotten_tomatoes():
     reviews = corpus("rotten-tomatoes", 0.2)
-    assert len(reviews.train.texts) + len(reviews.validation.texts) == 12808
-    assert set(reviews.train.labels) == {0, 1}
+    assert len(reviews.train) + len(reviews.validation) == 12808
+    assert set(reviews.train["label"]) == {0, 1}
 
 
 def test_newsgroups():
     groups = corpus("20newsgroups", 0.2)
-    assert (len(groups.train.texts), len(groups.validation.texts), len(groups.label_names)) == (11293, 7528, 20)
-    assert all(groups.train.texts)
+    assert (len(groups.train), len(groups.validation), len(groups.train.features["label"].names)) == (11293, 7528, 20)
+    assert all(groups.train["text"])
 
 
 def test_stdlib_is_everywhere():
     text = packaged_corpora.LANGUAGE["python-stdlib"]()
-    assert sum(map(len, text.train)) > 2_000_000
+    assert sum(map(len, text.train["text"])) > 2_000_000
 
 
 def test_bible():
-    assert corpus("kjv-bible").train[0].startswith("Ge1:1 In the beginning God created the heaven")
+    assert corpus("kjv-bible").train[0]["text"].startswith("Ge1:1 In the beginning God created the heaven")
 
 
 def test_missing_package_names_the_command():

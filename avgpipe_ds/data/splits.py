@@ -3,12 +3,14 @@
 They depend on the data alone, not on `--seed`: runs that differ in their training seed validate on the same samples.
 """
 
+from __future__ import annotations
+
 import random
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
-__all__ = ["Split", "hold_out", "hold_out_groups", "thinned"]
+__all__ = ["Split", "hold_out", "hold_out_groups", "hold_out_tail", "thinned"]
 
 Row = TypeVar("Row")
 
@@ -40,6 +42,12 @@ def hold_out_groups(groups: Sequence[Hashable], fraction: float) -> Split:
     random.Random(_FIXED_SEED).shuffle(distinct)
     held_out = set(distinct[: round(fraction * len(distinct))])
     return _split(len(groups), {row for row, group in enumerate(groups) if group in held_out})
+
+
+def hold_out_tail(num_rows: int, fraction: float) -> Split:
+    """Hold out the last `fraction` of the rows, at least one where there are two; running text has no other fair cut."""
+    num_held_out = min(max(round(fraction * num_rows), 1), num_rows - 1)
+    return list(range(num_rows - num_held_out)), list(range(num_rows - num_held_out, num_rows))
 
 
 def thinned(rows: Sequence[Row], at_most: int | None) -> list[Row]:

@@ -12,14 +12,22 @@ which a pipeline cannot run. So:
 - where fewer samples than pipelines are left, pipelines share them: a pipeline without any takes one that another
   pipeline trains as well, at full weight. Each pipeline must take its optimizer step, and a step on nothing would let
   Adam's momentum and the weight decay run on. It is the one case in which an epoch has a sample twice.
+
+Everything follows from the seed, the epoch and the number of the iteration, so every rank plans the same, and a run that resumes
+continues with what would have come next. Nothing but these numbers has to be stored.
 """
+
+from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["BatchShape", "Position", "Slot", "epoch_order", "plan_iteration", "position_of"]
+__all__ = ["BatchShape", "MicroBatchPlan", "Position", "Slot", "epoch_order", "order_by_length", "plan_iteration", "position_of"]
+
+#: Micro-batches' worth of samples within which samples of like length are put together.
+_WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,11 @@ class BatchShape:
         for name in self.__slots__:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def micro_batches_per_iteration(self) -> int:
+        """Micro-batches that a replica is given for all pipelines."""
+        return self.num_pipelines * self.num_micro_batches
 
     @property
     def samples_per_pipeline(self) -> int:
@@ -80,6 +93,23 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> list[int]:
     order = list(range(num_samples))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
+
+
+def order_by_length(lengths: Sequence[int], micro_batch_size: int, *, seed: int, epoch: int) -> list[int]:
+    """Return such a permutation in which the samples of a micro-batch are of like length, so that little is computed for padding.
+
+    The shuffled samples are sorted by length within windows of 64 micro-batches, then cut into micro-batches, and these are
+    shuffled. A last one that is not full stays last, since it would displace those behind it.
+    """
+    order = epoch_order(len(lengths), seed=seed, epoch=epoch)
+    size = _WINDOW * micro_batch_size
+    ordered: list[int] = []
+    for start in range(0, len(order), size):
+        ordered += sorted(order[start : start + size], key=lambda sample: lengths[sample])
+    micro_batches = [ordered[start : start + micro_batch_size] for start in range(0, len(ordered), micro_batch_size)]
+    rest = micro_batches.pop() if len(ordered) % micro_batch_size else []
+    random.Random(f"{seed}/{epoch}/micro-batches").shuffle(micro_batches)
+    return [sample for micro_batch in micro_batches for sample in micro_batch] + rest
 
 
 def plan_iteration(order: Sequence[int], num_targets: Sequence[int], shape: BatchShape, iteration: int) -> IterationPlan:

@@ -2,9 +2,10 @@ import itertools
 from collections import Counter
 
 import pytest
-from common.sampler import BatchShape, Slot, epoch_order, plan_iteration, position_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+from avgpipe_ds.data.sampler import BatchShape, Slot, epoch_order, order_by_length, plan_iteration, position_of
 
 small = st.integers(1, 4)
 shapes = st.builds(BatchShape, num_pipelines=small, num_replicas=small, num_micro_batches=small, micro_batch_size=small)
@@ -101,6 +102,31 @@ def test_order_depends_on_seed_and_epoch_only():
 def test_order_is_the_same_in_every_version():
     # A checkpoint of today must continue in the same order tomorrow.
     assert epoch_order(8, seed=0, epoch=0) == [0, 2, 1, 4, 6, 7, 3, 5]
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=700), st.integers(1, 5), st.integers(0, 3))
+def test_order_by_length_is_a_permutation(lengths, size, epoch):
+    order = order_by_length(lengths, size, seed=0, epoch=epoch)
+    assert sorted(order) == list(range(len(lengths)))
+    assert order == order_by_length(lengths, size, seed=0, epoch=epoch)
+
+
+def test_order_by_length_saves_padding_and_still_shuffles():
+    lengths = [5 + 37 * n % 196 for n in range(1001)]
+    plain = epoch_order(1001, seed=0, epoch=0)
+
+    def padded(order, size=4):
+        return sum(max(lengths[s] for s in order[n : n + size]) * size for n in range(0, 1000, size))
+
+    order = order_by_length(lengths, 4, seed=0, epoch=0)
+    assert padded(order) < 1.1 * sum(lengths) < 1.3 * sum(lengths) < padded(plain)
+    assert order != order_by_length(lengths, 4, seed=0, epoch=1)
+    assert order != order_by_length(lengths, 4, seed=1, epoch=0)
+    means = [sum(lengths[s] for s in order[n : n + 100]) / 100 for n in range(0, 1000, 100)]
+    assert max(means) < 1.5 * min(means)  # long samples are spread over the epoch
+    # 1001 samples make 250 micro-batches and a rest, which is last: the full ones stay where micro-batches begin
+    runs = [sorted(lengths[s] for s in order[n : n + 4]) for n in range(0, 1000, 4)]
+    assert sum(run[-1] - run[0] for run in runs) / len(runs) < 10
 
 
 def test_behind_the_end():
