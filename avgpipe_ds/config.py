@@ -105,6 +105,11 @@ class AvgPipeConfig(_Section):
     trace: TraceConfig | None = Field(
         default=None, description="a folder for timelines, an object with directory, warmup and iterations, or null"
     )
+    preflight: bool | Annotated[str, Field(min_length=1)] = Field(
+        default=False,
+        description="true or false: whether one micro-batch is checked before training; or a file that what is found is written to"
+        " before training ends",
+    )
 
     @field_validator("trace", mode="before")
     @classmethod

@@ -22,6 +22,7 @@ from avgpipe_ds.execution.collective_call import TRAINING
 from avgpipe_ds.execution.pipeline import Pipeline
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.memory.report import MemoryReport
+from avgpipe_ds.preflight.gate import check_engine, tell
 from avgpipe_ds.progress import Progress
 from avgpipe_ds.tuning.adaptive_advance import AdaptiveAdvance
 from avgpipe_ds.tuning.auto_pipelines import choose_pipelines
@@ -64,6 +65,7 @@ class AvgPipeEngine(compat.StageEngine):
         self.avgpipe_config = config
         self.consumed_micro_batches = 0
         self._progress = Progress()
+        self._unchecked = config.preflight is not False
         self._session: TuningSession | None = None
         self._further: FurtherPipelines | None = None
         self._run = run
@@ -138,10 +140,13 @@ class AvgPipeEngine(compat.StageEngine):
             DataExhausted: on every rank, when the data has ended exactly before this iteration.
             IncompleteIteration: on every rank, when it has ended within it.
             NonFiniteLoss, PeerLost, RemoteError: training can't go on.
+            PreflightError: on every rank, `"preflight"` is wanted and found errors.
 
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() needs gradients enabled; use eval_batch() to evaluate")
+        if self._unchecked:
+            self._preflight(data_iter)
         with self._ensemble.together(TRAINING):
             with self._ensemble.trace.iteration(self._iteration):
                 loss, seconds = self._train_iteration(data_iter)
@@ -410,6 +415,27 @@ class AvgPipeEngine(compat.StageEngine):
             self.set_dataiterator(data_iter)
         data: Iterator[Any] | None = self.data_iterator
         return data
+
+    def _preflight(self, data_iter: Iterator[Any] | None) -> None:
+        """Check one micro-batch before training, once there is data.
+
+        Raises:
+            PreflightError: on every rank, there are errors.
+            SystemExit: `avgpipe-check` wants nothing else; with status 1 if there are errors, else 0.
+
+        """
+        wanted = self.avgpipe_config.preflight
+        file = wanted if isinstance(wanted, str) else None
+        with self._ensemble.together("the check before training"):
+            self._ensemble.hold_data(self._iteration, self._data_of(data_iter))
+            report = check_engine(self, self._stage, self._stage.feed.let_go())
+            if report is None:
+                return
+            self._unchecked = False
+            tell(report, self._stage, file)
+        if file is not None:
+            self.close("its model was checked")
+            raise SystemExit(1 if report.errors else 0)
 
     def _train_iteration(self, data_iter: Iterator[Any] | None) -> tuple[Tensor, float]:
         """The loss of an iteration, and how long it took this rank, in seconds."""

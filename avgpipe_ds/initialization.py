@@ -155,7 +155,8 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
     settings.pop("avgpipe", None)
     compat.refuse_unsupported(settings)
     prepare_directory(block.trace)
-    _check_profile_file(block.tuning.profile)
+    _check_file("tuning.profile", block.tuning.profile)
+    _check_file("preflight", block.preflight)
     if not isinstance(model, compat.PipelineModule):
         raise TypeError(
             f"model must be a deepspeed.pipe.PipelineModule, got {type(model).__name__}: see avgpipe_ds.hf.to_pipeline"
@@ -178,15 +179,15 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
     return _Plan(settings, block, [_belongings(*one) for one in (original, *copies)], spare)
 
 
-def _check_profile_file(file: str | None) -> None:
+def _check_file(key: str, file: str | bool | None) -> None:
     """Found before the training, not after it.
 
     Raises:
         ConfigError: its folder does not exist.
 
     """
-    if file is not None and not Path(file).parent.is_dir():
-        raise ConfigError(f"avgpipe.tuning.profile: there is no folder {Path(file).parent}")
+    if isinstance(file, str) and not Path(file).parent.is_dir():
+        raise ConfigError(f"avgpipe.{key}: there is no folder {Path(file).parent}")
 
 
 def _belongings(model: compat.PipelineModule, optimizer: Any, parameters: Any, lr_scheduler: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from avgpipe_ds.execution.loss_record import LossRecord, split_loss
 from avgpipe_ds.execution.tensors import as_tuple
 from avgpipe_ds.preflight.data import impossible_classes
 from avgpipe_ds.preflight.graph import nodes_of, reaches
@@ -37,7 +38,7 @@ def checked_loss(outputs: Any, labels: Any, loss_fn: LossFn | None, observer: Ob
         Exception: what `loss_fn` raises, unless the labels explain it.
 
     """
-    loss = outputs
+    returned = outputs
     observer.where = _WHERE
     if loss_fn is not None:
         classes = impossible_classes(outputs, labels)
@@ -46,7 +47,7 @@ def checked_loss(outputs: Any, labels: Any, loss_fn: LossFn | None, observer: Ob
                 raise IndexError("not computed")
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                loss = loss_fn(outputs, labels)
+                returned = loss_fn(outputs, labels)
         except Exception as error:
             if classes is None:
                 raise
@@ -56,7 +57,14 @@ def checked_loss(outputs: Any, labels: Any, loss_fn: LossFn | None, observer: Ob
             observer.report("warning", str(warning.message))
         if classes is not None:
             observer.report("warning", classes, where="data")
-    return loss if _is_fit(loss, outputs, observer) else None
+    loss, _ = split_loss(returned)
+    if not _is_fit(loss, outputs, observer):
+        return None
+    try:
+        return LossRecord().add(returned, {})
+    except ValueError as error:  # what is reported beside the loss
+        observer.report("error", str(error))
+        return None
 
 
 def _is_fit(loss: Any, outputs: Any, observer: Observer) -> bool:

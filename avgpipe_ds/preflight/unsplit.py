@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from avgpipe_ds.execution.loss_record import split_loss
 from avgpipe_ds.preflight.neighbours import Neighbours
 from avgpipe_ds.preflight.report import Comparison
 from avgpipe_ds.preflight.stage_check import Subject
@@ -101,7 +102,7 @@ def _run(model: Any, subject: Subject, labels: Any) -> tuple[float, float]:
     optional = dict(zip([family_of(model.config).third_input], third, strict=False))
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **optional).logits
     assert subject.loss_fn is not None
-    loss = subject.loss_fn(logits, labels)
+    loss, _ = split_loss(subject.loss_fn(logits, labels))
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(loss, weights, allow_unused=True)
     squares = sum(float(gradient.double().square().sum()) for gradient in gradients if gradient is not None)

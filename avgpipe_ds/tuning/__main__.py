@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +19,14 @@ from rich.progress import track
 from avgpipe_ds.atomic import replacing
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.errors import AvgPipeError, ConfigError
+from avgpipe_ds.launching import Launch, add_script, read_config, run_for_result
 from avgpipe_ds.tuning.balance import propose_partition
 from avgpipe_ds.tuning.choice import best, rank
-from avgpipe_ds.tuning.configuration import check_batch, current_setting, profiling, read, tuned
+from avgpipe_ds.tuning.configuration import check_batch, current_setting, profiling, tuned
 from avgpipe_ds.tuning.predictors import PREDICTORS, predictor_named
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import candidates
 from avgpipe_ds.tuning.table import table
-
-_OPTION = "--deepspeed_config"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,17 +57,15 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write better stage boundaries, too; the script has to give avgpipe_ds.partition_of(config) to its model",
     )
-    parser.add_argument("--launcher", default="", metavar="OPTIONS", help="for deepspeed, such as '--num_accelerators 4'")
-    parser.add_argument("script", help="what trains")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"its arguments, {_OPTION} among them")
+    add_script(parser)
     return parser
 
 
 def _tune(options: argparse.Namespace) -> None:
     console = Console()
-    place = _place_of_config(options.arguments)
-    file = Path(options.arguments[place].removeprefix(f"{_OPTION}="))
-    config = read(file)
+    launch = Launch.of(options)
+    file = launch.config_file
+    config = read_config(file)
     output: Path = options.output or file.with_suffix(".tuned.json")
     if not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no folder {output.parent}")
@@ -79,7 +73,7 @@ def _tune(options: argparse.Namespace) -> None:
     limit = block.memory_limit_gb if options.memory_limit_gb is None else options.memory_limit_gb
     if limit is not None and not limit > 0:
         raise ConfigError(f"--memory-limit-gb must be above 0, got {limit}")
-    profile = _profile(options, config, place, output.parent, console)
+    profile = _profile(options, config, launch, output.parent, console)
     check_batch(config, profile)
     settings = candidates(
         profile.batch,
@@ -114,50 +108,26 @@ def _most_pipelines(block: AvgPipeConfig, wanted: int) -> int:
     return wanted
 
 
-def _profile(options: argparse.Namespace, config: dict[str, Any], place: int, folder: Path, console: Console) -> Profile:
-    """Of a run that is started for it, or of the file that --profile names.
-
-    What the run reads and writes lies in a folder beside the output, which all hosts see if they see the script.
-    """
+def _profile(options: argparse.Namespace, config: dict[str, Any], launch: Launch, folder: Path, console: Console) -> Profile:
+    """Of a run that is started for it, or of the file that --profile names."""
     kept: Path | None = options.profile
     if kept is not None and kept.exists():
         console.print(f"profile of {kept}")
         return Profile.load(kept)
     iterations = options.iterations or AvgPipeConfig.from_deepspeed(config).tuning.iterations
-    with tempfile.TemporaryDirectory(prefix=".avgpipe-tune-", dir=folder.resolve()) as own:
-        result, copy = Path(own, "profile.json"), Path(own, "config.json")
-        copy.write_text(json.dumps(profiling(config, result, iterations)), encoding="utf-8")
-        arguments = list(options.arguments)
-        joined = arguments[place].startswith(f"{_OPTION}=")
-        arguments[place] = f"{_OPTION}={copy}" if joined else str(copy)
-        command = [_launcher(), *shlex.split(options.launcher), options.script, *arguments]
-        console.print(f"profiling: {shlex.join(command)}", soft_wrap=True)
-        code = subprocess.run(command, check=False).returncode
-        if not result.exists():
-            raise AvgPipeError(
-                f"the run ended with exit status {code} and no profile: what it printed says why. It has to train at least"
-                f" {iterations + 2} iterations with the configuration that {_OPTION} names"
-            )
-        profile = Profile.load(result)
-        if kept is not None:
-            _write(kept, result.read_text(encoding="utf-8"))
+    profile = run_for_result(
+        launch,
+        lambda result: profiling(config, result, iterations),
+        Profile.load,
+        folder=folder,
+        what="profile",
+        doing="profiling",
+        hint=f"It has to train at least {iterations + 2} iterations with the configuration that --deepspeed_config names",
+        console=console,
+    )
+    if kept is not None:
+        _write(kept, profile.model_dump_json(indent=2) + "\n")
     return profile
-
-
-def _launcher() -> str:
-    """The `deepspeed` of this Python, whether or not its environment is activated."""
-    beside = Path(sys.executable).with_name("deepspeed")
-    return str(beside) if beside.exists() else "deepspeed"
-
-
-def _place_of_config(arguments: list[str]) -> int:
-    """Where in the script's arguments the configuration's path is."""
-    for place, argument in enumerate(arguments):
-        if argument.startswith(f"{_OPTION}="):
-            return place
-        if argument == _OPTION and place + 1 < len(arguments):
-            return place + 1
-    raise ConfigError(f"the script's arguments have no {_OPTION}: that is how it is told which setting to train with")
 
 
 def _write(file: Path, text: str) -> None:

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
-import hjson
-
 from avgpipe_ds.config import BLOCK, AvgPipeConfig
 from avgpipe_ds.errors import ConfigError
+from avgpipe_ds.launching import silent
 from avgpipe_ds.tuning.balance import Proposal
 from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import Setting
 
-__all__ = ["check_batch", "current_setting", "profiling", "read", "tuned"]
+__all__ = ["check_batch", "current_setting", "profiling", "tuned"]
 
-_MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
-
-
-def read(file: Path) -> dict[str, Any]:
-    """As DeepSpeed reads it, comments included.
-
-    Raises:
-        ConfigError: it can't be read, or its "avgpipe" block is wrong.
-
-    """
-    try:
-        config = hjson.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {error}") from error
-    plain: dict[str, Any] = copy.deepcopy(dict(config))
-    AvgPipeConfig.from_deepspeed(plain)
-    return plain
+_NOT_PROFILED = ("num_pipelines", "schedule", "trace", "preflight")
 
 
 def profiling(config: dict[str, Any], result: Path, iterations: int) -> dict[str, Any]:
     """The same for a run that ends with a profile: one pipeline in 1F1B, whose accelerators are not saturated."""
-    block = {key: value for key, value in config.get(BLOCK, {}).items() if key not in ("num_pipelines", "schedule", "trace")}
+    block = {key: value for key, value in config.get(BLOCK, {}).items() if key not in _NOT_PROFILED}
     tuning = {**block.get("tuning", {}), "profile": str(result), "iterations": iterations}
-    silent = {key: value for key, value in config.items() if key not in _MONITORS}
-    return {**silent, BLOCK: {**block, "tuning": tuning}}
+    return {**silent(config), BLOCK: {**block, "tuning": tuning}}
 
 
 def check_batch(config: dict[str, Any], profile: Profile) -> None:

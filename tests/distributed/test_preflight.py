@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from avgpipe_ds.preflight import Report
-from tests.distributed.models import CLASSES, VOCABULARY, WIDTH, Embedding, Layer, Task, head, token_loss
+from tests.distributed.history import assert_same_history, train, whole
+from tests.distributed.models import CLASSES, OPTIMIZERS, VOCABULARY, WIDTH, Embedding, Layer, Plain, Run, Task, head, token_loss
 from tests.distributed.world import World
 
 BATCH, LENGTH = 3, 4
@@ -289,3 +290,98 @@ def test_what_is_found(outcomes: list[dict[str, Outcome]], name: str) -> None:
         assert problem.severity == severity, problem
         assert re.fullmatch(where, problem.where), problem
         assert re.search(text, problem.text), problem
+
+
+@pytest.mark.parametrize("name", ["sound", "sound, tied"])
+def test_loss_and_norm_are_those_of_one_process(outcomes: list[dict[str, Outcome]], name: str) -> None:
+    """A tied weight, of which each stage has a part of the gradient, counts once."""
+    case, report = CASES[name], outcomes[0][name].report
+    plain = Plain(case.layers(), case.loss)
+    loss = plain(*case.data())
+    loss.backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in plain.parameters() if parameter.grad is not None]).norm()
+    assert report.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert report.gradient_norm == pytest.approx(float(norm), rel=1e-5)
+
+
+def test_what_the_rows_say(outcomes: list[dict[str, Outcome]]) -> None:
+    ids, *rows = outcomes[1]["sound, tied"].report.rows
+    assert [row.stage_id for row in (ids, *rows)] == [0, 0, 1, 1] and [row.number for row in rows] == [1, 2, 3]
+    assert (ids.name, ids.trainable, ids.frozen) == ("Embedding", VOCABULARY * WIDTH, 0)
+    assert [str(value) for value in ids.inputs + ids.outputs] == ["int64[3, 4]", "float32[3, 4, 16]*"]
+    assert rows[0].inputs == rows[0].outputs == ids.outputs and rows[0].seconds > 0
+    assert [row.frozen for row in outcomes[0]["frozen stage"].report.rows] == [WIDTH * (WIDTH + 1), 0]
+    (last,) = outcomes[0]["a layer raises"].report.rows[1:]
+    assert last.outputs == () and str(last.inputs[0]) == "float32[3, 16]*"
+
+
+def noise_and_statistics() -> Outcome:
+    """Of layers that draw random numbers and change buffers, as `checked`."""
+    CASES["noise"] = Case(lambda: [spec(Looks), spec(Layer, 1)], data=lambda: (torch.tensor([1, 2, 3]), features()[1]))
+    return checked("noise")
+
+
+def test_random_numbers_and_buffers_are_as_before(worlds: dict[int, World]) -> None:
+    for outcome in worlds[2].run(noise_and_statistics):
+        assert outcome.report.problems == () and outcome.left_a_trace == []
+
+
+def two_replicas() -> Report:
+    from deepspeed.pipe import PipelineModule
+
+    from avgpipe_ds.preflight import preflight
+
+    module = PipelineModule([spec(Layer, 0), spec(*HEAD)], num_stages=2, loss_fn=nn.functional.cross_entropy)
+    return preflight(module, classified((0, 1, 2) if torch.distributed.get_rank() < 2 else (0, 1, 9)))
+
+
+def test_what_is_wrong_with_another_replica_is_told_to_all(worlds: dict[int, World]) -> None:
+    reports = worlds[4].run(two_replicas)
+    assert [len(report.rows) for report in reports] == [2] * 4 and len({str(report) for report in reports}) == 1
+    assert [problem.text[:21] for problem in reports[0].problems] == ["labels from 9 to 9, b"]
+
+
+@pytest.mark.parametrize("num_pipelines", [1, 2])
+def test_training_after_a_check_is_the_same_bit_for_bit(worlds: dict[int, World], num_pipelines: int) -> None:
+    run = Run(task=Task(dropout=0.1), clipping=0.5, avgpipe={"num_pipelines": num_pipelines})
+    checked_run = replace(run, avgpipe={"num_pipelines": num_pipelines, "preflight": True})
+    with_check, without = (whole(worlds[2].run(train, one)) for one in (checked_run, run))
+    assert_same_history(with_check, without, tolerance=0.0)
+
+
+def detached_engine() -> tuple[list[str], bool, str]:
+    """What the first call raises, whether a second one trains, and what an iterator without data gives."""
+    import avgpipe_ds
+    from avgpipe_ds.preflight import PreflightError
+
+    def engine() -> Any:
+        from deepspeed.pipe import PipelineModule
+
+        layers = [spec(Layer, 0), spec(Detached, 1)]
+        module = PipelineModule(layers, num_stages=2, loss_fn=nn.functional.mse_loss, partition_method="uniform")
+        return avgpipe_ds.initialize(
+            model=module,
+            optimizer=OPTIMIZERS["sgd"],
+            config=Run(avgpipe={"num_pipelines": 2, "preflight": True}).deepspeed_config(),
+        )[0]
+
+    first, data = engine(), Task().data()
+    without_data = ""
+    try:
+        first.train_batch(iter(()))
+    except avgpipe_ds.DataExhausted as error:
+        without_data = str(error)
+    found: list[str] = []
+    try:
+        first.train_batch(data)
+    except PreflightError as error:
+        found = [str(problem) for problem in error.report.problems]
+    trains = bool(torch.isfinite(first.train_batch(data)))
+    first.close()
+    return found, trains, without_data
+
+
+def test_errors_are_raised_on_every_rank_and_leave_the_engine_usable(worlds: dict[int, World]) -> None:
+    for (problem,), trains, without_data in worlds[2].run(detached_engine):
+        assert problem.startswith("stage 1, layer 1 (Detached): its output does not depend on its input")
+        assert trains and "the data iterator is empty" in without_data

@@ -31,6 +31,17 @@ def test_without_settings_it_is_plain_deepspeed(ds_config):
     assert (config.averaging.rule, config.alpha, config.memory_limit_gb) == ("avgpipe", 1.0, None)
 
 
+@pytest.mark.parametrize("value", [True, False, "report.json"])
+def test_preflight(value):
+    assert parse(preflight=value).preflight is value
+
+
+@pytest.mark.parametrize("value", ["", 1, None, {}])
+def test_preflight_is_a_choice_or_a_file(value):
+    (line,) = problems(preflight=value)
+    assert line.startswith("avgpipe.preflight: expected true or false") and line.endswith(f"got {value!r}")
+
+
 def test_a_full_block():
     config = parse(
         num_pipelines=3,
@@ -103,7 +114,7 @@ def test_memory_limit_is_strict(value):
 def test_blocks_must_be_objects(value):
     with pytest.raises(
         ConfigError,
-        match="expected an object with num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace; got",
+        match="expected an object with num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace, preflight; got",
     ):
         AvgPipeConfig.from_deepspeed({"avgpipe": value})
     (line,) = problems(schedule=value)
@@ -130,7 +141,7 @@ def test_blocks_must_be_objects(value):
         (
             {"zzz": 0},
             "avgpipe.zzz: unknown key; known keys here: "
-            "num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace",
+            "num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace, preflight",
         ),
     ],
 )
