@@ -17,6 +17,7 @@ from avgpipe_ds.averaging.reference import Reference
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.ensemble import Ensemble
 from avgpipe_ds.errors import AgreedError, AvgPipeError
+from avgpipe_ds.evaluating.method import EvaluatesDataSets
 from avgpipe_ds.evaluation import evaluate
 from avgpipe_ds.execution.collective_call import TRAINING
 from avgpipe_ds.execution.pipeline import Pipeline
@@ -43,7 +44,7 @@ class FurtherPipelines(Protocol):
         """Their engines. Collective."""
 
 
-class AvgPipeEngine(compat.StageEngine):
+class AvgPipeEngine(EvaluatesDataSets, compat.StageEngine):
     """N pipelines over the same accelerators, pulled to a reference model (AvgPipe, PPoPP 2023, section 3).
 
     Made by `avgpipe_ds.initialize`. What differs from DeepSpeed's engine: `train_batch` trains one batch on each of N
