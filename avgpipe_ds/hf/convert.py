@@ -6,12 +6,13 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import torch.distributed as dist
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from avgpipe_ds.hf.adapters import open_adapters
 from avgpipe_ds.hf.families import family_of
 from avgpipe_ds.hf.layers import CallFinder
 from avgpipe_ds.hf.losses import ProblemType, default_loss, problem_of
@@ -22,6 +23,9 @@ from avgpipe_ds.hf.skeleton import only_calls
 from avgpipe_ds.hf.sources import StateDictSource, WeightSource, open_pretrained
 from avgpipe_ds.hf.tasks import CLASSIFICATIONS, Task
 from avgpipe_ds.hf.weights import WeightLoader, with_buffers
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ def to_pipeline(
     partition: Sequence[int] | None = None,
     activation_checkpoint_interval: int = 0,
     loss_fn: Callable[..., Any] | None = None,
+    peft: str | Path | PeftConfig | None = None,
     seed: int = 1234,
 ) -> HFPipelineModule:
     """Make a Hugging Face model a `PipelineModule`. Every rank must call it, after `avgpipe_ds.init_distributed()`.
@@ -65,6 +70,8 @@ def to_pipeline(
         activation_checkpoint_interval: recompute activations in backward, this many layers at a time; 0: keep them.
         loss_fn: `loss_fn(logits, labels)`, such as `TokenLoss(label_smoothing=0.1)`; it gives a scalar, or a pair of it and a
             dictionary of scalars to report. Default: that of the task and of `problem_type`.
+        peft: adapters that are trained instead of the model: a config of the peft library, such as `LoraConfig`, or a folder that
+            it has written.
         seed: for weights that are new.
 
     Raises:
@@ -81,6 +88,9 @@ def to_pipeline(
     _set_problem(config, task, problem_type)
     loss_fn = loss_fn or default_loss(task, config)
     shell = build_shell(config, task, dtype, attn_implementation)
+    adapters = None if peft is None else open_adapters(peft)
+    if adapters is not None:
+        adapters.inject(shell, task, config.name_or_path or None)
     finder = CallFinder(with_buffers(only_calls(shell, family), shell), family)
     finder.rehearse(config.hidden_size)
     plan = plan_layers(shell, family, finder)
@@ -92,7 +102,7 @@ def to_pipeline(
             f"got num_stages={num_stages}"
         )
     other_classes = shell.config.num_labels != checkpoint_labels
-    loader = WeightLoader(shell, plan, _source_of(model_or_name), replace_head=other_classes, seed=seed)
+    loader = WeightLoader(shell, plan, _source_of(model_or_name), adapters=adapters, replace_head=other_classes, seed=seed)
     if dist.get_rank() == 0:
         _report(loader, type(shell).__name__)
     return HFPipelineModule(
@@ -100,6 +110,7 @@ def to_pipeline(
         loader,
         hf_config=shell.config,
         task=task,
+        adapters=adapters,
         parameter_counts=parameter_counts(plan, shell),
         num_stages=num_stages,
         loss_fn=loss_fn,

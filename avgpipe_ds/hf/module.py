@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from avgpipe_ds.deepspeed_compat import PartitionedModule
+from avgpipe_ds.hf.adapters import Adapters
 from avgpipe_ds.hf.layers import Flow, travelling
 from avgpipe_ds.hf.plan import LayerPlan, checkpoint_name, cuts_of, first_layer_of, module_prefix
 from avgpipe_ds.hf.tasks import Task
@@ -27,6 +28,7 @@ class HFPipelineModule(PartitionedModule):
     Attributes:
         hf_config: transformers' config of the whole model.
         task: what the head does.
+        adapters: those in the blocks, if any.
         plan: the layers of all stages; `parts[k]` to `parts[k + 1]` are those of stage k.
 
     """
@@ -38,6 +40,7 @@ class HFPipelineModule(PartitionedModule):
         *,
         hf_config: Any,
         task: Task,
+        adapters: Adapters | None,
         parameter_counts: Sequence[int],
         num_stages: int,
         loss_fn: Callable[..., Tensor],
@@ -47,7 +50,7 @@ class HFPipelineModule(PartitionedModule):
         seed: int,
     ) -> None:
         # Plain attributes, set before nn.Module's constructor: PipelineModule's own calls the overrides below.
-        self.plan, self.hf_config, self.task = plan, hf_config, task
+        self.plan, self.hf_config, self.task, self.adapters = plan, hf_config, task, adapters
         self._parameter_counts = parameter_counts
         self._loader: WeightLoader | None = loader
         super().__init__(
@@ -63,6 +66,8 @@ class HFPipelineModule(PartitionedModule):
         )
         self.set_checkpoint_interval(activation_checkpoint_interval)
         self._loader = None  # it may keep a whole model or open files alive
+        if adapters is not None:
+            adapters.source = None
 
     def forward(self, inputs: Flow) -> Tensor | Flow:
         """Run the stage's layers: logits on the last stage, else what travels to the next one; see `avgpipe_ds.hf.layers`."""

@@ -10,7 +10,7 @@ such as another mask for every second block, is done here, too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,7 +180,8 @@ def only_after(model: Any, family: Family, tied: Mapping[str, str]) -> Skeleton:
 def _skeleton(model: nn.Module, stand_ins: dict[int, Any], given: _Given) -> Skeleton:
     """A copy that has the stand-ins in place of the modules with these ids."""
     copied = copy.deepcopy(model, dict(stand_ins))
-    copied.config.use_cache = False
+    config: Any = copied.config
+    config.use_cache = False
     return Skeleton(copied, given)
 
 
@@ -196,7 +197,7 @@ def _blocks(base: nn.Module, family: Family, given: _Given) -> dict[int, Any]:
 
 
 def _before(base: nn.Module, family: Family, given: _Given) -> dict[int, Any]:
-    makers = {Role.HIDDEN: lambda: _Embedding(given), Role.ADDED: _Zero, Role.SAME: _Same}
+    makers: dict[Role, Callable[[], nn.Module]] = {Role.HIDDEN: lambda: _Embedding(given), Role.ADDED: _Zero, Role.SAME: _Same}
     modules = dict(base.named_modules())
     return {id(modules[path]): makers[role]() for path, role in family.before.items() if path in modules}
 

@@ -18,8 +18,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import guard_torch_init_functions
 
+from avgpipe_ds.hf.adapters import Adapters
 from avgpipe_ds.hf.plan import LayerPlan, first_layer_of, module_prefix
-from avgpipe_ds.hf.shell import own_shapes
+from avgpipe_ds.hf.shell import own_names, own_shapes
 from avgpipe_ds.hf.skeleton import Skeleton, materialise
 from avgpipe_ds.hf.sources import WeightSource
 
@@ -36,12 +37,34 @@ class WeightLoader:
     """
 
     def __init__(
-        self, shell: Any, plan: Sequence[LayerPlan], source: WeightSource | None, *, replace_head: bool = False, seed: int
+        self,
+        shell: Any,
+        plan: Sequence[LayerPlan],
+        source: WeightSource | None,
+        *,
+        adapters: Adapters | None = None,
+        replace_head: bool = False,
+        seed: int,
     ) -> None:
-        """`replace_head`: a head in the source of another shape, for other classes, makes way for a new one."""
-        self._shell, self._plan, self._source, self._seed = shell, plan, source, seed
-        self._found: dict[str, str] = {} if source is None else _locate(shell, source)
-        self.new_names: list[str] = [] if source is None else self._check(source, replace_head)
+        """Find everything, read nothing yet.
+
+        Args:
+            shell: the model on the meta device, with its adapters in it.
+            plan: its layers.
+            source: None: all weights are new.
+            adapters: in `shell`.
+            replace_head: a head in the source of another shape, for other classes, makes way for a new one.
+            seed: of new weights.
+
+        """
+        self._shell, self._plan, self._source, self._seed, self._adapters = shell, plan, source, seed, adapters
+        self._found: dict[str, tuple[WeightSource, str]] = {}
+        self.new_names: list[str] = []
+        if source is not None:
+            self._found = _locate(shell, source, adapters)
+            self.new_names = self._check(source, replace_head)
+        if adapters is not None and adapters.source is not None:
+            self._found |= {name: (adapters.source, found) for name, found in adapters.located().items()}
         self.num_tensors_read = 0
         self.num_bytes_read = 0
 
@@ -52,10 +75,12 @@ class WeightLoader:
         new: list[str] = []
         for name, expected in own_shapes(self._shell).items():
             is_head = _may_be_new(self._shell, name)
+            if self._adapters is not None and self._adapters.is_new(name):
+                continue
             if name not in self._found:
                 (new if is_head else missing).append(name)
                 continue
-            shape = source.shape(self._found[name])
+            shape = source.shape(self._found[name][1])
             if shape != tuple(expected) and is_head and replace_head:
                 del self._found[name]
                 new.append(name)
@@ -75,7 +100,7 @@ class WeightLoader:
 
     def unused_names(self) -> list[str]:
         """Names in the source that no layer takes."""
-        used = set(self._found.values())
+        used = {name for source, name in self._found.values() if source is self._source}
         return [] if self._source is None else [name for name in self._source if name not in used]
 
     def fill(self, index: int, layer: nn.Module) -> None:
@@ -84,23 +109,24 @@ class WeightLoader:
         tensors = {plan.checkpoint_name(name): tensor for name, tensor in _tensors_of(layer).items()}
         loaded = {name: tensor for name, tensor in tensors.items() if name in plan.tensors and name in self._found}
         for name, tensor in loaded.items():
-            self._read(self._found[name], tensor)
+            self._read(*self._found[name], tensor)
         known = {id(tensor) for tensor in loaded.values()}
         if any(id(tensor) not in known for tensor in tensors.values()):
             # Copies of a tied layer on several stages must start alike, so all take the seed of the first.
             first = first_layer_of(self._plan, module_prefix(self._plan, index))
-            initialise(tensors, self._shell, seed=self._seed + first, loaded=list(loaded.values()))
+            initialise(tensors, self._shell, seed=self._seed + first, loaded=list(loaded.values()), adapters=self._adapters)
 
-    def _read(self, name: str, target: Tensor) -> None:
-        assert self._source is not None
-        tensor = self._source.read(name)
+    def _read(self, source: WeightSource, name: str, target: Tensor) -> None:
+        tensor = source.read(name)
         with torch.no_grad():
             target.copy_(tensor)
         self.num_tensors_read += 1
         self.num_bytes_read += tensor.numel() * tensor.element_size()
 
 
-def initialise(tensors: Mapping[str, Tensor], shell: Any, *, seed: int, loaded: Sequence[Tensor] = ()) -> None:
+def initialise(
+    tensors: Mapping[str, Tensor], shell: Any, *, seed: int, loaded: Sequence[Tensor] = (), adapters: Adapters | None = None
+) -> None:
     """Initialise all tensors but those that are `loaded` by the rules of transformers' model; on the CPU.
 
     Rules are those of modules with all that is in them, so the tensors take their places in `shell` meanwhile, where the others
@@ -111,6 +137,7 @@ def initialise(tensors: Mapping[str, Tensor], shell: Any, *, seed: int, loaded: 
         shell: the model on the meta device.
         seed: of the random numbers.
         loaded: those that have their values.
+        adapters: in `shell`; they begin by peft's rules.
 
     """
     with _in_place(tensors, shell), _marked(loaded), torch.random.fork_rng(devices=[]), guard_torch_init_functions():
@@ -119,6 +146,8 @@ def initialise(tensors: Mapping[str, Tensor], shell: Any, *, seed: int, loaded: 
         with torch.no_grad():
             # Children first, as transformers does: GPT-2 rescales projections after their own initialisation.
             shell.apply(shell._init_weights)
+            if adapters is not None:
+                adapters.initialise(shell)
 
 
 def with_buffers(skeleton: Skeleton, shell: Any) -> Skeleton:
@@ -168,18 +197,18 @@ def _may_be_new(shell: Any, name: str) -> bool:
     return not name.startswith(f"{shell.base_model_prefix}.") or ".pooler." in name
 
 
-def _locate(shell: Any, source: WeightSource) -> dict[str, str]:
-    """Name in the model -> name in the source.
+def _locate(shell: Any, source: WeightSource, adapters: Adapters | None) -> dict[str, tuple[WeightSource, str]]:
+    """Name in the model -> where it is.
 
     Transformers' own renaming covers base models without their prefix (`embeddings.` for `bert.embeddings.`) and names of
     older versions (`LayerNorm.gamma`).
     """
-    state = shell.state_dict()
+    original = (lambda name: name) if adapters is None else adapters.original
+    state = {original(name): tensor for name, tensor in shell.state_dict().items()}
     renamings = [rule for rule in get_model_conversion_mapping(shell) if isinstance(rule, WeightRenaming)]
     found = {rename_source_key(name, renamings, [], shell.base_model_prefix, state)[0]: name for name in source}
     for alias, name in shell.all_tied_weights_keys.items():
         # Of two tied tensors some writers keep the head's.
         if name not in found and alias in found:
             found[name] = found[alias]
-    own = own_shapes(shell)
-    return {name: located for name, located in found.items() if name in own}
+    return {name: (source, found[original(name)]) for name in own_names(shell) if original(name) in found}
