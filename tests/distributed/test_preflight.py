@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from avgpipe_ds.preflight import Report
 from tests.distributed.history import assert_same_history, train, whole
 from tests.distributed.models import CLASSES, OPTIMIZERS, VOCABULARY, WIDTH, Embedding, Layer, Plain, Run, Task, head, token_loss
-from tests.distributed.world import World
+from tests.distributed.test_frozen import HalfPrecisionInputs
+from tests.distributed.world import CaseFailed, World
 
 BATCH, LENGTH = 3, 4
 
@@ -341,11 +343,82 @@ def test_what_is_wrong_with_another_replica_is_told_to_all(worlds: dict[int, Wor
     assert [problem.text[:21] for problem in reports[0].problems] == ["labels from 9 to 9, b"]
 
 
+def of_stages(num_stages: int, middle: type[nn.Module], num_layers: int) -> Report:
+    """A check of layers of which one, the second, is of the class `middle`."""
+    from deepspeed.pipe import PipelineModule
+
+    from avgpipe_ds.preflight import preflight
+
+    layers = [spec(middle if place == 1 else Layer, place) for place in range(num_layers)]
+    module = PipelineModule(layers, num_stages=num_stages, loss_fn=nn.functional.mse_loss, partition_method="uniform")
+    return preflight(module, None if 0 < module.stage_id < num_stages - 1 else features())
+
+
+class Raising(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ArithmeticError("layer in a bad mood")
+
+
+class RaisingInBackward(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        x.register_hook(self.refuse)
+        return x
+
+    def refuse(self, gradient: Tensor) -> None:
+        raise ArithmeticError("gradient in a bad mood")
+
+
+@pytest.mark.parametrize(
+    ("middle", "where", "text", "rows"),
+    [
+        (Raising, "stage {stage}, layer 1 (Raising)", "ArithmeticError: layer in a bad mood", 2),
+        (RaisingInBackward, "stage {stage}", "the backward raised ArithmeticError: gradient in a bad mood", 3),
+        (Detached, "stage {stage}, layer 1 (Detached)", "its output does not depend on its input", 3),
+    ],
+)
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_any_number_of_stages(
+    worlds: dict[int, World], num_stages: int, middle: type[nn.Module], where: str, text: str, rows: int
+) -> None:
+    """Nobody waits for the stage that can't go on, and what follows from its problem is not reported."""
+    reports = worlds[num_stages].run(of_stages, num_stages, middle, 3)
+    assert len({str(report) for report in reports}) == 1
+    (problem,) = reports[0].problems
+    assert problem.where == where.format(stage=1 if num_stages == 3 else 0) and problem.text.startswith(text)
+    assert len(reports[0].rows) == rows
+
+
+class Dying(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        os._exit(3)
+
+
+def test_a_rank_that_dies_leaves_nobody_waiting() -> None:
+    world = World(2)
+    with pytest.raises(CaseFailed) as failed:
+        world.run(of_stages, 2, Dying, 2, timeout_s=60)
+    assert failed.value.errors[1] == "the process died"
+    assert "PeerLost: rank 1 (stage 1) is gone" in failed.value.errors[0]
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "zero1": {"zero_optimization": {"stage": 1}},
+    "bf16": {"bf16": {"enabled": True}},
+    "autocast": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("num_pipelines", [1, 2])
-def test_training_after_a_check_is_the_same_bit_for_bit(worlds: dict[int, World], num_pipelines: int) -> None:
-    run = Run(task=Task(dropout=0.1), clipping=0.5, avgpipe={"num_pipelines": num_pipelines})
-    checked_run = replace(run, avgpipe={"num_pipelines": num_pipelines, "preflight": True})
-    with_check, without = (whole(worlds[2].run(train, one)) for one in (checked_run, run))
+def test_training_after_a_check_is_the_same_bit_for_bit(worlds: dict[int, World], num_pipelines: int, config: str) -> None:
+    task = HalfPrecisionInputs(dropout=0.1) if config == "bf16" else Task(dropout=0.1)
+    options = {"activation_checkpoint_interval": 1} if config == "fp32" else {}
+    clipping = 0.5 if config != "zero1" else 0.0
+    run = Run(task=task, optimizer="adamw", clipping=clipping, config=CONFIGS[config], module_options=options)
+    runs = [replace(run, avgpipe={"num_pipelines": num_pipelines, "preflight": checks}) for checks in (True, False)]
+    with_check, without = (whole(worlds[2].run(train, one)) for one in runs)
     assert_same_history(with_check, without, tolerance=0.0)
 
 
