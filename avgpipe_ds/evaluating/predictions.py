@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Chunk", "Place", "as_arrays", "in_order"]
+__all__ = ["Chunk", "Place", "in_order"]
 
 Place = tuple[int, int] | None
 """What a row sorts by; None for one that only fills up."""
@@ -48,11 +48,11 @@ class Chunk:
 
         """
         tuples = (isinstance(outputs, tuple | list), isinstance(labels, tuple | list))
-        return cls(tuple(places), as_arrays(outputs, len(places), "outputs"), as_arrays(labels, len(places), "labels"), tuples)
+        return cls(tuple(places), _as_arrays(outputs, len(places), "outputs"), _as_arrays(labels, len(places), "labels"), tuples)
 
 
-def as_arrays(value: Any, rows: int, name: str) -> Arrays:
-    """A tensor or a tuple of tensors as arrays, which have no bf16.
+def _as_arrays(value: Any, rows: int, name: str) -> Arrays:
+    """A tensor or a tuple of tensors as arrays; there are none of bf16.
 
     Raises:
         TypeError: it is no tensor.
@@ -68,7 +68,8 @@ def as_arrays(value: Any, rows: int, name: str) -> Arrays:
                 f"metrics need {name} with one row per sample, [{rows}, ...] here, got {list(part.shape)}: let the model, or "
                 "reduce_outputs, keep the rows"
             )
-    return tuple((part.float() if part.dtype == torch.bfloat16 else part).detach().cpu().numpy() for part in parts)
+    # Copied: a view of logits would keep all of them.
+    return tuple(np.array((part.float() if part.dtype == torch.bfloat16 else part).detach().cpu().numpy()) for part in parts)
 
 
 def in_order(chunks: Iterable[Chunk]) -> tuple[Any, Any]:
