@@ -45,19 +45,31 @@ def _layers(rows: Sequence[LayerRow]) -> Table:
     for column in ("trainable", "frozen", "ms"):
         table.add_column(column, justify="right")
     for _, stage in groupby(rows, key=lambda row: row.stage_id):
-        for row in stage:
-            table.add_row(
-                str(row.stage_id),
-                str(row.number),
-                f"{row.name}\n{row.path}" if row.path else row.name,
-                _values(row.inputs),
-                _values(row.outputs) or "-",
-                f"{row.trainable:,}",
-                f"{row.frozen:,}",
-                f"{1e3 * row.seconds:.1f}",
-            )
+        for _, same in groupby(stage, key=_looks):
+            table.add_row(*_cells(list(same)))
         table.add_section()
     return table
+
+
+def _looks(row: LayerRow) -> tuple[object, ...]:
+    """What rows that are shown as one have in common."""
+    return row.name, row.inputs, row.outputs, row.trainable, row.frozen
+
+
+def _cells(rows: Sequence[LayerRow]) -> list[str]:
+    """One line of the table for layers that look alike; their times are added up, parameters are those of each."""
+    first, last = rows[0], rows[-1]
+    paths = dict.fromkeys(row.path for row in (first, last) if row.path)
+    return [
+        str(first.stage_id),
+        str(first.number) if first is last else f"{first.number} - {last.number}",
+        "\n".join([first.name, *paths]),
+        _values(first.inputs),
+        _values(first.outputs) or "-",
+        f"{first.trainable:,}",
+        f"{first.frozen:,}",
+        f"{1e3 * sum(row.seconds for row in rows):.1f}",
+    ]
 
 
 def _values(values: Sequence[Value]) -> str:

@@ -80,15 +80,20 @@ def _own_tensors(subject: Subject) -> tuple[dict[str, Tensor], set[str]]:
 
 
 def _whole_model(module: Any, tensors: Mapping[str, Tensor], trainable: set[str]) -> Any:
+    """Transformers' model with these very tensors, which are not copied; with adapters, as peft puts them in."""
+    from avgpipe_ds.hf.adapters import Adapters
     from avgpipe_ds.hf.tasks import auto_class
 
     config = copy.deepcopy(module.hf_config)
     dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
     model: Any = auto_class(module.task).from_config(config, dtype=dtype, attn_implementation=config._attn_implementation)
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if module.adapters is not None:
+        Adapters(module.adapters.config).inject(model, module.task)
+    missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     missing = set(missing) - set(model.all_tied_weights_keys)
     if missing or unexpected:
         raise ValueError(f"transformers' model lacks {sorted(unexpected)}, the pipeline lacks {sorted(missing)}")
+    model.tie_weights()
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in trainable)
     return model.eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ class Case:
     task: str = "sequence-classification"
     dtype: torch.dtype = torch.float32
     spoil: bool = False
+    adapters: bool = False
 
 
 WORDS = r"stage 0, layer 0 \(Words, bert.embeddings.word_embeddings\)"
@@ -89,6 +91,10 @@ CASES: dict[str, Case] = {
 }
 
 
+if find_spec("peft") is not None:
+    CASES["bert with adapters"] = Case(adapters=True)
+
+
 def spoiled(module: Any, inputs: Any, outputs: Any) -> Any:
     """What a bug in a block would do."""
     hidden, *others = outputs
@@ -101,7 +107,13 @@ def checked(name: str) -> tuple[Report, bool]:
     from avgpipe_ds.preflight import preflight
 
     case = CASES[name]
-    module = to_pipeline(case.config(), num_stages=2, task=case.task, dtype=case.dtype)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"task": case.task, "dtype": case.dtype}
+    if case.adapters:
+        from peft import LoraConfig
+
+        options["peft"] = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights="gaussian")
+    torch.manual_seed(11)
+    module = to_pipeline(case.config(), num_stages=2, **options)
     if case.spoil and module.stage_id == 1:
         module.forward_funcs[0].register_forward_hook(spoiled)
     state: dict[str, Tensor] = {key: value.clone() for key, value in module.state_dict().items()}
@@ -134,8 +146,16 @@ def test_the_pipeline_computes_what_transformers_does(outcomes: list[dict[str, t
     assert report.comparison is not None and report.note == ""
     assert report.comparison.tolerance == 1e-4
     assert max(report.comparison.loss_difference, report.comparison.norm_difference) < 1e-5
-    # With dropout there is another loss: what is compared is without.
-    assert report.loss is not None and abs(report.loss - report.comparison.loss) > 1e-4 * report.loss
+    # With dropout it is another one: what is compared is without.
+    assert report.gradient_norm is not None and abs(report.gradient_norm - report.comparison.norm) > 1e-3
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
+def test_adapters_are_compared_too(outcomes: list[dict[str, tuple[Report, bool]]]) -> None:
+    report = outcomes[0]["bert with adapters"][0]
+    assert report.comparison is not None and report.comparison.norm_difference < 1e-5, report.note
+    words, *blocks = report.rows
+    assert words.trainable == 0 and sum(row.trainable for row in blocks if row.name == "Block") == 3 * 2 * 2 * 2 * 32
 
 
 def test_low_precision_gets_no_verdict(outcomes: list[dict[str, tuple[Report, bool]]]) -> None:

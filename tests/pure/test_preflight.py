@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +155,15 @@ def test_what_users_read() -> None:
         assert part in text, part
     assert "error loss: it is [nan]" in text and "warning stage 0: nothing to train" in text
     assert verdict(REPORT) == "failed: 1 error(s), 1 warning(s)" and verdict(Report(rows=(), problems=())).startswith("passed")
+
+
+def test_layers_that_look_alike_are_one_line() -> None:
+    """As the blocks of a large model do, on each stage by themselves."""
+    blocks = [replace(ROW, number=number, path=f"h.{number}", stage_id=number // 4) for number in range(8)]
+    other = replace(ROW, number=8, trainable=1, path="head")
+    lines = [line for line in as_text(Report(rows=(*blocks, other), problems=())).splitlines() if "Block" in line]
+    assert [line.split("│")[2].strip() for line in lines] == ["0 - 3", "4 - 7", "8"]
+    assert [line.split("│")[-2].strip() for line in lines] == ["8.4", "8.4", "2.1"]
 
 
 def test_the_error_has_the_report_and_crosses_processes() -> None:
