@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from avgpipe_ds.hf.adapters import open_adapters
 from avgpipe_ds.hf.families import family_of
 from avgpipe_ds.hf.layers import CallFinder
-from avgpipe_ds.hf.losses import ProblemType, default_loss, problem_of
+from avgpipe_ds.hf.losses import ProblemType, RegressionLoss, default_loss, problem_of
 from avgpipe_ds.hf.module import HFPipelineModule
 from avgpipe_ds.hf.plan import check_plan, cuts_of, parameter_counts, plan_layers
 from avgpipe_ds.hf.shell import build_shell
@@ -87,6 +87,8 @@ def to_pipeline(
         _set_labels(config, num_labels, id2label)
     _set_problem(config, task, problem_type)
     loss_fn = loss_fn or default_loss(task, config)
+    if isinstance(loss_fn, RegressionLoss):
+        config.problem_type = "regression"  # as transformers' own training notes it: else its pipelines squash the numbers
     shell = build_shell(config, task, dtype, attn_implementation)
     adapters = None if peft is None else open_adapters(peft)
     if adapters is not None:

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from avgpipe_ds.hf.losses import CausalLMLoss
 from tests.distributed.models import VOCABULARY, WIDTH, Run, Task, merged, weights_of
 from tests.distributed.oracle import SingleProcess
+from tests.distributed.test_data_parallel import ZERO1
 from tests.distributed.test_evaluation import TwofoldTask, go_on
 from tests.distributed.world import World
 
 NUM_SAMPLES = 60
+TWO = {"num_pipelines": 2}
 SIZES = ([1] * 18 + [4, 7], [5, 9, 17])
 """Of the micro-batches of two replicas, which are not the same in number, nor one round only."""
 
@@ -105,15 +107,14 @@ def evaluate_in_many_ways(run: Run) -> dict[str, Any]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("task", "num_replicas"),
+    ("run", "num_replicas"),
     [
-        pytest.param(NormedTask(num_layers=2, dropout=0.2), 1, id="buffers"),
-        pytest.param(TwofoldTask(num_layers=3, dropout=0.2), 2, id="replicas"),
+        pytest.param(Run(task=NormedTask(num_layers=2, dropout=0.2), num_stages=3, avgpipe=TWO), 1, id="buffers"),
+        pytest.param(Run(task=TwofoldTask(num_layers=3, dropout=0.2), config=ZERO1, avgpipe=TWO), 2, id="replicas"),
     ],
 )
-def test_all_samples_in_the_order_of_the_data_set(worlds: dict[int, World], task: Task, num_replicas: int) -> None:
+def test_all_samples_in_the_order_of_the_data_set(worlds: dict[int, World], run: Run, num_replicas: int) -> None:
     num_pipelines = 2
-    run = Run(task=task, avgpipe={"num_pipelines": num_pipelines})
     results = worlds[run.num_stages * num_replicas].run(evaluate_in_many_ways, run)
     inputs, labels = data_set()
     seen = {name: [spied for result in results for spied in result["seen"][name]] for name in results[0]["seen"]}

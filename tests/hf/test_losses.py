@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from torch.testing import assert_close
+from transformers import AutoModelForSequenceClassification
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -124,6 +125,27 @@ def test_the_loss_of_a_sequence_is_that_of_transformers(options, labels):
 
 
 @pytest.mark.parametrize(
+    ("num_labels", "problem", "labels"),
+    [
+        (1, None, torch.randn(3)),
+        (3, "regression", torch.randn(3, 3)),
+        (4, "multi_label_classification", torch.rand(3, 4).round()),
+        (4, None, torch.tensor([3, 0, 2])),
+    ],
+)
+def test_a_pipeline_has_the_loss_of_the_model(num_labels, problem, labels):
+    config = tiny_config("bert")
+    config.num_labels = num_labels
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    module = to_pipeline(model, num_stages=1, task=CLASSIFY, problem_type=problem).eval()
+    model.config.problem_type = problem
+    ids, mask = torch.randint(1, 60, (3, 7)), torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 6 + [0]])
+    expected = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    assert_close(module.loss_fn(module((ids, mask)), labels), expected)
+    assert_close(module.loss_fn(module((ids, mask)), (labels, torch.full((3,), 1 / 3))), expected)
+
+
+@pytest.mark.parametrize(
     ("loss_fn", "labels", "match"),
     [
         (sequence_classification_loss, torch.zeros(4, 3), r'float32 \[4, 3\].*"regression" or "multi_label_classification"'),
@@ -169,7 +191,7 @@ def test_losses_survive_copying_and_pickling(loss_fn):
     [
         ({"num_labels": 1}, RegressionLoss(), "regression"),
         ({"num_labels": 4, "problem_type": "multi_label_classification"}, MultiLabelLoss(), "multi_label_classification"),
-        ({}, SequenceClassificationLoss(), "single_label_classification"),
+        ({}, SequenceClassificationLoss(), None),
         ({"loss_fn": TokenLoss(0.1)}, TokenLoss(0.1), None),
     ],
 )
