@@ -85,6 +85,12 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(chatty):
         tokenise(conversations(kept, rewritten), tokenizer, "chat")
 
 
+def test_a_prompt_that_is_not_written_in_the_turn_is_refused(chatty):
+    thinking = PLAIN.replace("%}[a]{%", "%}[a]<think>{%")
+    with pytest.raises(DataError, match="row 0: which tokens are the assistant's can't be told.*message 1"):
+        tokenise(conversations(SHORT), chatty(thinking), "chat")
+
+
 def test_truncation_and_what_it_may_leave(chatty):
     tokenizer = chatty()
     with pytest.raises(DataError, match=r"row 0: 10 tokens, and max_length is 9"):

@@ -1,9 +1,21 @@
 import multiprocessing
 
+import datasets
 import pytest
+import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from avgpipe_ds.data import CausalLM, MaskedLM, SequenceClassification, Tables, TokenClassification, tokenise
+from avgpipe_ds.data import (
+    BatchShape,
+    CausalLM,
+    Collate,
+    MaskedLM,
+    SequenceClassification,
+    Tables,
+    TokenClassification,
+    TrainingBatches,
+    tokenise,
+)
 from avgpipe_ds.data.samples import lengths_of, num_targets_of
 from avgpipe_ds.errors import DataError
 
@@ -209,12 +221,17 @@ class TestCausalLM:
         assert len(tokenise(texts("abcd", "fghi", "", None), letters, packed, max_length=9).train) == 1
         assert lengths_of(tokenise(texts("abcd", "fghij"), letters, packed, max_length=5).train) == [5, 5]
 
-    def test_packing_does_not_depend_on_num_proc(self, letters):
+    def test_packing_does_not_depend_on_num_proc(self, letters, tmp_path, monkeypatch):
         table = texts(*("x" * (1 + n % 7) for n in range(50)))
-        one, three = (
-            list(tokenise(table, letters, CausalLM(packing=True), max_length=16, num_proc=number).train) for number in (None, 3)
-        )
-        assert one == three and len(one) == 16
+
+        def blocks(cache, **options):
+            monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / cache)
+            return list(tokenise(table, letters, CausalLM(packing=True), max_length=16, **options).train)
+
+        one = blocks("one")
+        assert len(one) == 16
+        assert blocks("three", num_proc=3) == one
+        assert len(list((tmp_path / "three").rglob("*_of_00003.arrow"))) == 3
 
     def test_nothing_to_pack(self, letters):
         with pytest.raises(DataError, match="The training data has no text"):
@@ -235,6 +252,25 @@ class TestMaskedLM:
         assert train.in_epoch(1, seed=0)[-1] == list(train.in_epoch(1, seed=0))[1]
         draws = [train, train.in_epoch(0, seed=0), train.in_epoch(1, seed=0), train.in_epoch(1, seed=1)]
         assert len({tuple(draw[0].input_ids) for draw in draws}) == 4
+
+    def test_training_hides_others_in_every_epoch(self, bert):
+        train = tokenise(texts(*(letter * 40 for letter in "abcdefgh")), bert, "masked-lm").train
+        shape = BatchShape(num_pipelines=1, num_replicas=1, num_micro_batches=2, micro_batch_size=4)
+
+        def batches():
+            return TrainingBatches(train, Collate(pad_token_id=PAD), shape, seed=5, epochs=2)
+
+        first, last = list(batches()), list(batches())  # the first and the last stage
+        assert all(torch.equal(a[0][0], b[0][0]) and torch.equal(a[1][0], b[1][0]) for a, b in zip(first, last, strict=True))
+        resumed = batches()
+        resumed.load_state_dict(last_state(batches(), trained=2))
+        assert all(torch.equal(a[0][0], b[0][0]) for a, b in zip(first[2:], resumed, strict=True))
+        hidden = [
+            {(int(row.max()), tuple((row != -100).nonzero().flatten().tolist())) for _, (labels, _) in epoch for row in labels}
+            for epoch in (first[:2], first[2:])
+        ]
+        assert all(len(epoch) == 8 for epoch in hidden)
+        assert hidden[0].isdisjoint(hidden[1])
 
     def test_what_is_hidden(self, bert):
         text = "".join(chr(97 + n % 26) for n in range(400))
@@ -342,6 +378,12 @@ class TestCache:
         own_cache.parent.write_text("a file where the folder should be")
         with pytest.raises(DataError, match="can't be written.*Set HF_DATASETS_CACHE"):
             tokenise(texts("ab"), letters, "causal-lm")
+
+
+def last_state(batches, *, trained):
+    for _ in batches:
+        pass
+    return batches.state_dict(trained)
 
 
 def _tokenise_and_log(tokenizer, log):
