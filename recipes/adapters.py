@@ -111,7 +111,7 @@ def _measure(
         engine.train_batch(data)
     seconds = (time.perf_counter() - start) / iterations / max(1, number)
     dist.barrier()
-    memory = memory_of(engine) if number else DeepSpeedTraining(engine, data).memory()
+    memory = memory_of(engine) if number else DeepSpeedTraining(engine, iter(())).memory()
     engine.close() if number else engine.destroy()
     return seconds, memory
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -37,24 +37,43 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """One or more safetensors files. Only the headers and the tensors asked for are read."""
+    """One or more safetensors files. Only the headers and the tensors asked for are read.
+
+    A file is open only while a tensor of it is read: the pages of a file that stays mapped count as memory of the process.
+    """
 
     def __init__(self, files: Sequence[str]) -> None:
-        handles: list[Any] = [safe_open(file, framework="pt", device="cpu") for file in files]
-        self._handles = {name: handle for handle in handles for name in handle.keys()}
+        self._places: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for file in files:
+            with _opened(file) as tensors:
+                self._places |= {name: (file, tuple(tensors.get_slice(name).get_shape())) for name in tensors.keys()}
 
     def __iter__(self) -> Iterator[str]:
         """The names of the tensors."""
-        return iter(self._handles)
+        return iter(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Read off the header."""
-        return tuple(self._handles[name].get_slice(name).get_shape())
+        return self._places[name][1]
 
     def read(self, name: str) -> Tensor:
         """Read this tensor's bytes."""
-        tensor: Tensor = self._handles[name].get_tensor(name)
+        with _opened(self._places[name][0]) as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
         return tensor
+
+
+def _opened(file: str) -> Any:
+    """A safetensors file, closed at the end of a `with`.
+
+    Raises:
+        ValueError: it is no such file, or only a part of one.
+
+    """
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ValueError(f"{file} can't be read, {error}: it may have been cut off when it was copied; copy it again") from error
 
 
 class StateDictSource:

@@ -66,6 +66,13 @@ def test_missing_shard(saved):
     refused(rf"these are not there: \['{shard.name}'\]", folder)
 
 
+def test_a_truncated_file(saved):
+    _, folder = saved("bert", max_shard_size="20KB")
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    refused(rf"{shard.name} can't be read, .*copy it again", folder)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_missing_weights_of_the_body(name, saved):
     _, folder = saved(name)
