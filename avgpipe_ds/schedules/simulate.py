@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from avgpipe_ds.errors import ScheduleError
 from avgpipe_ds.schedules.actions import Action, Kind
@@ -79,6 +80,8 @@ def simulate(
     blocking_sends: bool = False,
     shared_links: bool = False,
     clipping: bool = False,
+    variation: float = 0.0,
+    seed: int = 0,
     priority: Priority = default_priority,
 ) -> Simulation:
     """Run `num_pipelines` pipelines through the same plans.
@@ -93,6 +96,9 @@ def simulate(
         shared_links: the messages of one direction of a link go one after the other, as where its bandwidth is what takes the
             time; otherwise they do not disturb each other.
         clipping: a step waits until all stages have done the backwards of its batch, for the norm of all gradients.
+        variation: standard deviation of the time of a computation, as a part of it; the negative one draws the opposite. With
+            times that never vary, pipelines can lock into a pattern that no real ones keep.
+        seed: of the variation. What a computation draws does not depend on anything that happens.
         priority: the executor's, or another one to compare it with.
 
     Raises:
@@ -114,6 +120,8 @@ def simulate(
         blocking_sends=blocking_sends,
         shared_links=shared_links,
         clipping=clipping,
+        variation=variation,
+        seed=seed,
         priority=priority,
     )
     run.run()
@@ -162,6 +170,7 @@ class _CostsNs:
 class _Stream:
     """Where one pipeline stands on one stage: the next action is `plan[position]` of the batch of `iteration`."""
 
+    random: Random
     iteration: int = 0
     position: int = 0
 
@@ -180,6 +189,8 @@ class _Run:
         blocking_sends: bool,
         shared_links: bool,
         clipping: bool,
+        variation: float,
+        seed: int,
         priority: Priority,
     ) -> None:
         self.plans = plans
@@ -191,7 +202,12 @@ class _Run:
         self.shared_links = shared_links
         self.clipping = clipping
         self.priority = priority
-        self.streams = [[_Stream() for _ in range(num_pipelines)] for _ in plans]
+        self.variation = variation
+        # One generator for each stream, whose plan is fixed: so what a computation draws does not depend on what went before it.
+        self.streams = [
+            [_Stream(Random(f"{seed}/{stage_id}/{pipeline_id}")) for pipeline_id in range(num_pipelines)]
+            for stage_id in range(len(plans))
+        ]
         self.steps_taken = [0] * len(plans)
         self.free_ns = [0] * len(plans)
         self.link_free_ns: dict[tuple[int, int], int] = {}
@@ -255,7 +271,7 @@ class _Run:
         """Compute the next action of a pipeline, and send its result on."""
         stream = self.streams[stage_id][pipeline_id]
         action = self.plans[stage_id][stream.position]
-        end = free = now + self.costs_ns[stage_id].compute[action.kind]
+        end = free = now + self._duration_ns(stage_id, stream, action.kind)
         target = _neighbour(stage_id, action.kind, +1, len(self.plans))
         if target is not None:
             arrival = self._send(stage_id, target, action.kind, end)
@@ -279,6 +295,10 @@ class _Run:
             if self.clipping and len(ends) == len(self.plans):
                 for other in range(len(self.plans)):
                     heapq.heappush(self.wakeups, (max(ends), other))
+
+    def _duration_ns(self, stage_id: int, stream: _Stream, kind: Kind) -> int:
+        mean = self.costs_ns[stage_id].compute[kind]
+        return max(1, round(mean * stream.random.gauss(1.0, self.variation))) if self.variation else mean
 
     def _computed_everywhere(self, batch: tuple[int, int], now: int) -> bool:
         ends = self.computed_ns.get(batch, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from textwrap import dedent
 
@@ -359,3 +360,20 @@ def test_pipelines_together_store_at_most_the_bound(K, M, N, a, message):
     assert all(1 <= one <= bound for one, bound in zip(found.peak_together, bounds, strict=True))
     assert N > 1 or found.peak_together == found.peak_stored
     assert found.peak_together[-1] == 1
+
+
+def test_times_that_vary():
+    """Which computation draws what depends on its place only, and the opposite variation draws the opposite."""
+
+    def lengths(variation, **options):
+        events = simulate(one_f_one_b(3, 4), num_pipelines=2, num_iterations=8, variation=variation, **options).events
+        return {(e.stage_id, e.pipeline_id, e.iteration, e.action): e.end_s - e.start_s for e in events}
+
+    more, less, slow_links = lengths(0.1), lengths(-0.1), lengths(0.1, costs=StageCosts.uniform(message_s=2.0))
+    assert more == pytest.approx(slow_links)
+    for key, length in more.items():
+        mean = 1.0 if key[3].kind == "F" else 2.0
+        assert length - mean == pytest.approx(mean - less[key])
+    spread = statistics.stdev(length if key[3].kind == "F" else length / 2 for key, length in more.items())
+    assert 0.08 < spread < 0.12
+    assert lengths(0.1, seed=1) != more
