@@ -236,6 +236,8 @@ class AvgPipeEngine(EvaluatesDataSets, compat.StageEngine):
         if self._session is not None or self._ensemble.trace.pending:
             busy = "tuning" if self._session is not None else "a timeline (avgpipe.trace)"
             raise AvgPipeError(f"{busy} is under way and measures the same iterations: profile after it")
+        if self._unchecked:
+            self._preflight(data_iter)
         profiler, saved = self._profiler(), None
         with self._ensemble.together("profile"):
             if not keep:

@@ -422,6 +422,18 @@ def test_training_after_a_check_is_the_same_bit_for_bit(worlds: dict[int, World]
     assert_same_history(with_check, without, tolerance=0.0)
 
 
+def profile_first(engine: Any, data: Any) -> None:
+    """Profile without keeping anything, before the first iteration."""
+    if engine.iteration == 0:
+        engine.profile(data, iterations=1, keep=False)
+
+
+def test_a_check_comes_before_a_profile_that_leaves_no_trace(worlds: dict[int, World]) -> None:
+    runs = [Run(task=Task(dropout=0.1), avgpipe={"num_pipelines": 2, "preflight": checks}) for checks in (True, False)]
+    with_check, without = (whole(worlds[2].run(train, run, profile_first)) for run in runs)
+    assert_same_history(with_check, without, tolerance=0.0)
+
+
 def detached_engine() -> tuple[list[str], bool, str]:
     """What the first call raises, whether a second one trains, and what an iterator without data gives."""
     import avgpipe_ds

@@ -66,11 +66,13 @@ class Case:
     dtype: torch.dtype = torch.float32
     spoil: bool = False
     adapters: bool = False
+    frozen: str = ""
 
 
 WORDS = r"stage 0, layer 0 \(Words, bert.embeddings.word_embeddings\)"
 CASES: dict[str, Case] = {
     "bert": Case(),
+    "bert, partly frozen": Case(frozen="encoder.layer.0."),
     "bert in bf16": Case(dtype=torch.bfloat16),
     "gpt2, tied": Case(gpt2, Batch(token_labels=True), task="causal-lm"),
     "wrong id": Case(
@@ -114,6 +116,9 @@ def checked(name: str) -> tuple[Report, bool]:
         options["peft"] = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights="gaussian")
     torch.manual_seed(11)
     module = to_pipeline(case.config(), num_stages=2, **options)
+    for key, weight in module.named_parameters():
+        if case.frozen and case.frozen in module.checkpoint_name(key):
+            weight.requires_grad_(False)
     if case.spoil and module.stage_id == 1:
         module.forward_funcs[0].register_forward_hook(spoiled)
     state: dict[str, Tensor] = {key: value.clone() for key, value in module.state_dict().items()}
@@ -140,7 +145,7 @@ def test_what_is_found(outcomes: list[dict[str, tuple[Report, bool]]], name: str
         assert problem.severity == severity and re.fullmatch(where, problem.where) and re.search(text, problem.text), problem
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2, tied", "attended padding"])
+@pytest.mark.parametrize("name", ["bert", "bert, partly frozen", "gpt2, tied", "attended padding"])
 def test_the_pipeline_computes_what_transformers_does(outcomes: list[dict[str, tuple[Report, bool]]], name: str) -> None:
     report = outcomes[0][name][0]
     assert report.comparison is not None and report.note == ""
