@@ -16,7 +16,7 @@ from avgpipe_ds import deepspeed_compat as compat
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.engine import AvgPipeEngine
 from avgpipe_ds.errors import ConfigError
-from avgpipe_ds.ownership import own_optimizer, parameter_list
+from avgpipe_ds.ownership import own_optimizer, parameter_list, with_placeholder
 from avgpipe_ds.replicate import replicate
 from avgpipe_ds.tracing.window import prepare_directory
 
@@ -166,12 +166,14 @@ def _prepare(settings: dict[str, Any], model: Any, optimizer: Any, model_paramet
             f'"avgpipe.partition" is {block.partition}, the model has the boundaries {list(model.parts)}: give it to the module,'
             " partition=avgpipe_ds.partition_of(config) of avgpipe_ds.PipelineModule and avgpipe_ds.hf.to_pipeline, or remove it"
         )
-    compat.ensure_trainable(model)
+    placeholder = compat.ensure_trainable(model)
     if optimizer is None and "optimizer" not in settings and block.num_pipelines != 1:
         raise ConfigError('several pipelines need an optimizer: pass one, or put "optimizer" into the configuration')
     if optimizer is None:
         compat.warn_of_compilation(settings)
     parameters = None if model_parameters is None else parameter_list(model_parameters)
+    if parameters is not None and placeholder is not None:  # those that train, a user may say, and here none does
+        parameters = with_placeholder(parameters, placeholder)
     # Copied before DeepSpeed takes hold of the first: it moves the weights into flat buffers of its own.
     original = (model, optimizer, parameters, lr_scheduler)
     copies = [replicate(*original) for _ in range(block.first_num_pipelines - 1)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from avgpipe_ds.errors import ConfigError
 
-__all__ = ["own_optimizer", "parameter_list"]
+__all__ = ["own_optimizer", "parameter_list", "with_placeholder"]
 
 
 def parameter_list(parameters: Iterable[Any]) -> list[Any]:
@@ -30,6 +30,14 @@ def parameter_list(parameters: Iterable[Any]) -> list[Any]:
         else:
             raise ConfigError(f'model_parameters must hold parameters or groups {{"params": [...]}}, got {item!r:.80}')
     return listed
+
+
+def with_placeholder(parameters: list[Any], placeholder: torch.nn.Parameter) -> list[Any]:
+    """What `parameter_list` returned of a stage with nothing to train, with the parameter that stands in."""
+    if not parameters or not isinstance(parameters[0], Mapping):
+        return [*parameters, placeholder]
+    first, *others = parameters
+    return [{**first, "params": [*first["params"], placeholder]}, *others]
 
 
 def own_optimizer(optimizer: Any, model: torch.nn.Module, parameters: list[Any] | None) -> Any:

@@ -64,15 +64,17 @@ class PartitionedModule(PipelineModule):  # type: ignore[misc]
         self._set_bounds(start=parts[stage_id], stop=parts[stage_id + 1])
 
 
-def ensure_trainable(module: PipelineModule) -> None:
+def ensure_trainable(module: PipelineModule) -> torch.nn.Parameter | None:
     """Give a stage with nothing to train one unused parameter, for DeepSpeed needs an optimizer on every stage.
 
-    It belongs to no layer, so it is neither computed with nor saved.
+    It belongs to no layer, so it is neither computed with nor saved. Returned if it was needed.
     """
-    if not any(p.requires_grad for p in module.parameters()):
-        logger.warning("stage %d has nothing to train; it only passes gradients on", module.stage_id)
-        device = get_accelerator().device_name(module.local_rank)
-        module.register_parameter(PLACEHOLDER, torch.nn.Parameter(torch.zeros(1, device=device)))
+    if any(p.requires_grad for p in module.parameters()):
+        return None
+    logger.warning("stage %d has nothing to train; it only passes gradients on", module.stage_id)
+    placeholder = torch.nn.Parameter(torch.zeros(1, device=get_accelerator().device_name(module.local_rank)))
+    module.register_parameter(PLACEHOLDER, placeholder)
+    return placeholder
 
 
 def place_of(module: PipelineModule) -> tuple[int, int, list[list[int]]]:

@@ -9,6 +9,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
+import avgpipe_ds
 from avgpipe_ds.hf import save_pretrained, to_pipeline
 from avgpipe_ds.hf.sources import SafetensorsSource
 
@@ -48,6 +49,32 @@ def train_a_step_and_export(folder: Path) -> None:
         torch.save(loss.cpu(), folder / "loss.pt")
 
 
+def train_adapters(folder: Path) -> None:
+    """With this engine, one and two pipelines; on all layers, and on the first block only, so that the second stage is frozen."""
+    ids, mask, labels = make_batch("llama-tied")
+    micro_batch = ((ids, mask), (labels, torch.full((4,), 1 / 40)))
+    for case in ("everywhere", "first-block"):
+        for number in (1, 2):
+            module = to_pipeline(folder / "base", num_stages=2, task="causal-lm", peft=folder / case)
+            engine, *_ = avgpipe_ds.initialize(
+                model=module,
+                model_parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
+                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+                config={
+                    "train_micro_batch_size_per_gpu": 4,
+                    "gradient_accumulation_steps": 1,
+                    "gradient_clipping": 0.0,
+                    "steps_per_print": 10**9,
+                    "avgpipe": {"num_pipelines": number},
+                },
+            )
+            engine.train_batch(iter([micro_batch] * number))
+            frozen = [{id(p) for p in one.module.parameters() if not p.requires_grad} for one in engine.pipelines]
+            assert all(frozen) and frozen[0] == frozen[-1], "frozen weights are stored more than once"
+            save_pretrained(engine, folder / f"{case}-{number}")
+            engine.close()
+
+
 def random_weights(folder: Path) -> None:
     """From a config, tied weights alike on both stages, and the same as one process gets."""
     for name, task in (("llama-tied", "causal-lm"), ("bert", "sequence-classification")):
@@ -74,7 +101,7 @@ def main(folder: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    for case in (load_from_hub_and_export, train_a_step_and_export, random_weights, failing_rank_zero):
+    for case in (load_from_hub_and_export, train_a_step_and_export, train_adapters, random_weights, failing_rank_zero):
         case(folder)
     dist.destroy_process_group()
 
