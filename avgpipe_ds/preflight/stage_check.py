@@ -104,8 +104,8 @@ class StageCheck:
         problem = None if config is None else attended_padding(inputs, config)
         if problem is not None:
             self.observer.report("warning", problem, where="data")
-        first = as_tuple(inputs)[0]
-        return Flow(values=inputs, samples=len(first) if first.dim() else None)
+        first = next(iter(as_tuple(inputs)), None)
+        return Flow(values=inputs, samples=None if first is None or not first.dim() else len(first))
 
     def _forward(self, flow: Flow) -> Any:
         """Outputs, on the last stage the loss; None if there are none to go on with."""

@@ -234,6 +234,16 @@ CASES: dict[str, Case] = {
     "loss of the labels alone": Case(
         lambda: [spec(Layer, 0), spec(Layer, 1)], (("error", "loss", "does not depend on the outputs"),), loss=no_loss
     ),
+    "no inputs": Case(
+        lambda: [spec(Layer, 0), spec(Layer, 1)],
+        (("error", r"stage 0, layer 0 \(Layer\)", "TypeError"),),
+        data=lambda: ((), features()[1]),
+    ),
+    "no labels": Case(
+        lambda: [spec(Layer, 0), spec(Layer, 1)],
+        (("error", "loss", "AttributeError|TypeError"),),
+        data=lambda: (features()[0], None),
+    ),
     "no pair": Case(
         lambda: [spec(Layer, 0), spec(Layer, 1)],
         (("error", "data", r"must give pairs \(inputs, labels\)"),),
