@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["BatchShape", "MicroBatchPlan", "Position", "Slot", "epoch_order", "order_by_length", "plan_iteration", "position_of"]
 
@@ -43,6 +43,16 @@ class BatchShape:
         for name in self.__slots__:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, engine: Any) -> BatchShape:
+        """How an engine divides an iteration, ours or DeepSpeed's own."""
+        return cls(
+            num_pipelines=getattr(engine, "num_pipelines", 1),
+            num_replicas=engine.grid.get_data_parallel_world_size(),
+            num_micro_batches=engine.gradient_accumulation_steps(),
+            micro_batch_size=engine.train_micro_batch_size_per_gpu(),
+        )
 
     @property
     def micro_batches_per_iteration(self) -> int:

@@ -129,7 +129,7 @@ def _add_model_and_data(parser: argparse.ArgumentParser, defaults: RecipeDefault
     group.add_argument(
         "--dataset",
         default=defaults.dataset,
-        help=f"hub name, local csv/tsv/json/jsonl/txt file or folder, or packaged: {packaged}",
+        help=f"hub name, local csv/tsv/json/jsonl/parquet/txt file or folder, or packaged: {packaged}",
     )
     group.add_argument("--subset", help="configuration of a hub data set, such as sst2 of glue")
     group.add_argument("--text-column", help="column with the text; guessed from the usual names")

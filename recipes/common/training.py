@@ -29,22 +29,12 @@ class TaskData:
         return isinstance(self.train[0].labels, int)
 
 
-def batch_shape(engine: Any) -> BatchShape:
-    """Return how the engine divides an iteration."""
-    return BatchShape(
-        num_pipelines=engine.num_pipelines,
-        num_replicas=engine.grid.get_data_parallel_world_size(),
-        num_micro_batches=engine.gradient_accumulation_steps(),
-        micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-    )
-
-
 def train_and_validate(engine: Any, data: TaskData, options: RecipeOptions, narrator: Narrator) -> dict[str, Any]:
     """Train as long as the options say, validate, save checkpoints, and return what the final line reports.
 
     Every rank calls it.
     """
-    shape = batch_shape(engine)
+    shape = BatchShape.of(engine)
     num_samples = len(data.train)
     per_epoch = shape.iterations_per_epoch(num_samples)
     batches = TrainingBatches(
