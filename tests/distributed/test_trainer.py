@@ -205,6 +205,11 @@ def test_bad_begins(worlds: dict[int, World], folder: Path) -> None:
         "rank 1 can't begin: DataError: train_dataset: there is no sample in it.",
     )
     assert second["one rank"][0] == "DataError"
+    table = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text().split("## When something is wrong")[1]
+    documented = re.findall(r"^\| `(.+?)` \|", table, flags=re.MULTILINE)
+    assert len(documented) == 6
+    for message in documented[:5]:  # the last is one of test_bad_calls
+        assert any(message in said for _, said in first.values()), message
 
 
 def test_bad_calls(worlds: dict[int, World], folder: Path) -> None:
