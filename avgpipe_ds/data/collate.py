@@ -49,8 +49,8 @@ class Collate:
         """Return the tensors of one micro-batch.
 
         `input_ids` and `attention_mask` are int64 [batch, length], and so are `token_type_ids` behind them, if samples have any.
-        Labels are int64: classes [batch], or tokens [batch, length] that stand where the inputs stand (the loss shifts them),
-        -100 on padding. Weights are fp32 [batch].
+        Labels are int64: classes [batch] (numbers are fp32), or tokens [batch, length] that stand where the inputs stand (the
+        loss shifts them), -100 on padding. Weights are fp32 [batch].
         """
         length = self._length(max(len(sample.input_ids) for sample in samples))
         input_ids = self._padded([sample.input_ids for sample in samples], length, self.pad_token_id)
@@ -62,11 +62,11 @@ class Collate:
         return inputs, (self._labels(samples, length), torch.tensor(weights, dtype=torch.float32))
 
     def _labels(self, samples: Sequence[Sample], length: int) -> Tensor:
-        classes = [sample.labels for sample in samples if isinstance(sample.labels, int)]
-        if classes:
-            return torch.tensor(classes)
+        values = [sample.labels for sample in samples if isinstance(sample.labels, int | float)]
+        if values:
+            return torch.tensor(values)
         tokens = [sample.input_ids if sample.labels is None else sample.labels for sample in samples]
-        return self._padded([labels for labels in tokens if not isinstance(labels, int)], length, IGNORED)
+        return self._padded([labels for labels in tokens if not isinstance(labels, int | float)], length, IGNORED)
 
     def _length(self, longest: int) -> int:
         rounded = -(-longest // self.multiple_of) * self.multiple_of

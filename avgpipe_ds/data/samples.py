@@ -21,15 +21,15 @@ class Sample(NamedTuple):
 
     Attributes:
         input_ids: its tokens.
-        labels: its class; or a label for every token, which stands where the token stands, -100 for none; or None where the
-            tokens are their own labels, as in language modelling.
+        labels: its class, or a number for regression; or a label for every token, which stands where the token stands, -100 for
+            none; or None where the tokens are their own labels, as in language modelling.
         num_targets: how many targets its loss sums over: 1 for a class; the labels that something predicts for tokens.
         token_type_ids: which text of a pair a token belongs to; None where there is one text.
 
     """
 
     input_ids: Sequence[int]
-    labels: int | Sequence[int] | None
+    labels: int | float | Sequence[int] | None
     num_targets: int
     token_type_ids: Sequence[int] | None = None
 

@@ -130,10 +130,17 @@ def _read(name: str, subset: str | None, sample_by: str) -> Mapping[str, Dataset
         options = {**options, "sample_by": sample_by} if builder == "text" else options
         return dict(datasets.load_dataset(builder, data_files={"train": [str(path)]}, **options))
     if path.is_dir():
-        texts = sorted(map(str, path.glob("*.txt")))
+        texts = sorted(path.glob("*.txt"))
         if texts:  # left to itself the library makes a row of every line, and a document would fall apart
-            return dict(datasets.load_dataset("text", data_files={"train": texts}, sample_by=sample_by))
+            return dict(datasets.load_dataset("text", data_files=_parts_of(texts), sample_by=sample_by))
         return dict(datasets.load_dataset(str(path), subset))
     if path.suffix in _BUILDERS or name.startswith(("/", ".", "~")):
         raise DataError(f"{name}: there is no such file or folder.")
     return dict(datasets.load_dataset(name, subset))
+
+
+def _parts_of(files: Sequence[Path]) -> dict[str, list[str]]:
+    """Files by part: by their names if there is a "train.txt", otherwise all to train on."""
+    if all(file.stem != "train" for file in files):
+        return {"train": [str(file) for file in files]}
+    return {file.stem: [str(file)] for file in files if file.stem in ("train", *_VALIDATION_NAMES)}

@@ -109,14 +109,11 @@ def tokenise(
     if max_length is None and tokenizer.model_max_length < _NO_LIMIT:
         max_length = tokenizer.model_max_length
     chosen = _task(task)
+    packing = getattr(chosen, "packing", False)
+    if max_length is None and (packing or truncate):
+        raise DataError("Packing and truncation need max_length: the tokenizer does not say how long its model's samples may be.")
     plan = chosen.plan(tables, tokenizer, Limit(max_length=max_length, truncate=truncate))
-    packer = None
-    if getattr(chosen, "packing", False):
-        if max_length is None:
-            raise DataError(
-                "Packing needs max_length, the tokens of a block: the tokenizer does not say how long its model's are."
-            )
-        packer = Packer(max_length=max_length)
+    packer = Packer(max_length=max_length) if packing and max_length is not None else None
     parts = {
         part: _encode(table, part, plan, packer, tokenizer, num_proc=num_proc, progress=progress)
         for part, table in tables.parts().items()

@@ -23,6 +23,12 @@ def test_tokens_and_length_limit():
     assert torch.equal(labels[mask == 1], ids[mask == 1])
 
 
+def test_numbers():
+    _, (labels, _) = COLLATE([Sample([5], 0.5, 1), Sample([6], -2.0, 1)], [1.0, 1.0])
+    assert labels.dtype == torch.float32
+    assert labels.tolist() == [0.5, -2.0]
+
+
 def test_left():
     collate = Collate(pad_token_id=9, padding_side="left", multiple_of=4)
     samples = [Sample([5, 6], [-100, 6], 1, [0, 1]), Sample([1, 2, 3], [1, 2, -100], 1, [0, 1, 1])]

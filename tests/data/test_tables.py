@@ -54,6 +54,13 @@ def test_text_files_are_documents_or_lines(tmp_path):
     assert column_values(load(tmp_path / "d" / "a.txt", sample_by="line").train, "text") == ["a first", "", "a second"]
 
 
+def test_text_files_may_be_parts(tmp_path):
+    for name in ("train", "validation", "readme"):
+        write(tmp_path / "d" / f"{name}.txt", name)
+    tables = load(tmp_path / "d")
+    assert (tables.train["text"][:], tables.validation["text"][:]) == (["train"], ["validation"])
+
+
 def test_in_memory():
     table = datasets.Dataset.from_dict({"text": ["a"]})
     assert load(table).train is table

@@ -150,6 +150,10 @@ class TestLengths:
             tokenise(table, byte_tokenizer("eos_token", model_max_length=4), "causal-lm")
         assert len(tokenise(table, byte_tokenizer("eos_token"), "causal-lm").train) == 2  # no limit is known
 
+    def test_truncation_to_an_unknown_length(self, letters):
+        with pytest.raises(DataError, match="Packing and truncation need max_length"):
+            tokenise(texts("abcd"), letters, "causal-lm", truncate=True)
+
     def test_impossible_limit(self, letters):
         with pytest.raises(ValueError, match="max_length must be at least 2 tokens, got 1"):
             tokenise(texts("a"), letters, "causal-lm", max_length=1)
@@ -236,7 +240,7 @@ class TestCausalLM:
     def test_nothing_to_pack(self, letters):
         with pytest.raises(DataError, match="The training data has no text"):
             tokenise(texts("", None), letters, CausalLM(packing=True), max_length=8)
-        with pytest.raises(DataError, match="Packing needs max_length"):
+        with pytest.raises(DataError, match="Packing and truncation need max_length"):
             tokenise(texts("a"), letters, CausalLM(packing=True))
         with pytest.raises(DataError, match="row 0: column 'number' must hold text, but holds 2"):
             tokenise(
