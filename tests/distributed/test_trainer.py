@@ -221,3 +221,37 @@ def test_bad_calls(worlds: dict[int, World], folder: Path) -> None:
         assert found["again"][0] == "RuntimeError" and "has trained 2 steps" in found["again"][1]
         assert "expected no checkpoints in output_dir" in found["among checkpoints"][1]
         assert found["other data"][0] == "DataError" and "seed 42 there, 1 here" in found["other data"][1]
+
+
+def test_back_to_a_checkpoint_in_the_same_trainer(worlds: dict[int, World], whole: list[dict[str, Any]], folder: Path) -> None:
+    checkpoint = str(folder / "whole" / "checkpoint-4")
+    for before, after in zip(whole, worlds[2].run(cases.train_twice, folder, "twice", WHOLE, checkpoint), strict=True):
+        assert [line["loss"] for line in after["logs"]] == [line["loss"] for line in before["logs"]]
+        assert np.array_equal(after["predictions"], before["predictions"])
+
+
+def test_ranks_that_decide_differently(worlds: dict[int, World], folder: Path) -> None:
+    """No hang, and it is said which rank did what."""
+    for _, said in worlds[2].run(cases.stop_on_one_rank, folder, "differently", timeout_s=60):
+        assert "rank 0 (stage 0) is in hf.save_pretrained; rank 1 (stage 1) is in train_batch" in said
+
+
+def test_language_model(worlds: dict[int, World], folder: Path) -> None:
+    ranks = worlds[2].run(cases.train_language_model, folder, "language")
+    for rank in ranks:
+        assert rank["after"]["eval_loss"] < rank["before"]["eval_loss"] - 0.2
+        assert rank["after"]["eval_accuracy"] > rank["before"]["eval_accuracy"]
+        assert rank["shape"][0] == cases.NUM_HELD_OUT and rank["shape"][1] >= rank["longest"]
+    (shapes,) = [rank["shapes"] for rank in ranks if rank["shapes"]]  # one rank computes metrics
+    assert len(shapes) == 3 and all(predictions == labels for predictions, labels in shapes)
+
+
+def test_adapters(worlds: dict[int, World], folder: Path) -> None:
+    peft = pytest.importorskip("peft")
+    rank = worlds[2].run(cases.train_adapters, folder, "adapters")[0]
+    base = AutoModelForSequenceClassification.from_pretrained(folder / "sure")
+    model = peft.PeftModel.from_pretrained(base, folder / "adapters" / "model").eval()
+    samples, _ = cases.tokens(folder)
+    with torch.no_grad():
+        logits = [model(input_ids=torch.tensor([sample.input_ids])).logits[0] for sample in samples.validation]
+    np.testing.assert_allclose(torch.stack(logits).numpy(), rank["predictions"], atol=1e-5)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from avgpipe_ds import data
 from avgpipe_ds.trainer import PipelineTrainer, PipelineTrainingArguments
@@ -120,9 +120,7 @@ def outcome(made: PipelineTrainer) -> dict[str, Any]:
     }
 
 
-def train(
-    folder: Path, output: str, options: dict[str, Any], resume: str | bool | None = None, **more: Any
-) -> dict[str, Any]:
+def train(folder: Path, output: str, options: dict[str, Any], resume: str | bool | None = None, **more: Any) -> dict[str, Any]:
     """Train to the end, evaluate, predict and save."""
     made = trainer(folder, output, options, **more)
     result = made.train(resume_from_checkpoint=resume)
@@ -227,3 +225,76 @@ def bad_calls(folder: Path) -> dict[str, tuple[str, str]]:
 def train_sure(folder: Path, output: str, options: dict[str, Any]) -> dict[str, Any]:
     """Train the model that has a head and no dropout."""
     return train(folder, output, options, model=folder / "sure")
+
+
+def train_twice(folder: Path, output: str, options: dict[str, Any], checkpoint: str) -> dict[str, Any]:
+    """Train to the end, then go back to a checkpoint in the same trainer, and to the end again."""
+    made = trainer(folder, output, options)
+    made.train()
+    made.train(resume_from_checkpoint=checkpoint)
+    found = outcome(made)
+    made.engine.close()
+    return found
+
+
+class Decides(TrainerCallback):  # type: ignore[misc]
+    """Stops after the second step, but on one rank only."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        control.should_training_stop = state.global_step == 2 and state.is_world_process_zero
+
+
+def stop_on_one_rank(folder: Path, output: str) -> tuple[str, str]:
+    made = trainer(folder, output, {}, callbacks=[Decides])
+
+    def go() -> None:
+        made.train()
+        made.save_model()
+
+    found = error_of(go)
+    made.engine.close()
+    return found
+
+
+def most_likely(logits: Any, labels: Any) -> Any:
+    return logits.argmax(-1)
+
+
+def train_language_model(folder: Path, output: str) -> dict[str, Any]:
+    """A causal language model with random weights, whose outputs are as long as their micro-batch."""
+    from transformers import GPT2Config
+
+    samples, tokenizer = tokens(folder, "causal-lm")
+    shapes: list[Any] = []
+
+    def metrics(prediction: Any) -> dict[str, float]:
+        shapes.append((prediction.predictions.shape, prediction.label_ids.shape))
+        targets = prediction.label_ids[:, 1:]
+        return {"accuracy": float((prediction.predictions[:, :-1] == targets)[targets != -100].mean())}
+
+    made = trainer(
+        folder,
+        output,
+        {"num_train_epochs": 6, "learning_rate": 1e-2, "per_device_eval_batch_size": 2},
+        model=GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=20, pad_token_id=0),
+        task="causal-lm",
+        id2label=None,
+        train_dataset=samples.train,
+        eval_dataset=samples.validation,
+        compute_metrics=metrics,
+        preprocess_logits_for_metrics=most_likely,
+    )
+    before = made.evaluate()
+    made.train()
+    after = made.evaluate()
+    predicted = made.predict(samples.validation)  # type: ignore[arg-type]
+    made.engine.close()
+    longest = max(samples.validation.lengths)  # type: ignore[union-attr]
+    return {"before": before, "after": after, "shapes": shapes, "shape": predicted.predictions.shape, "longest": longest}
+
+
+def train_adapters(folder: Path, output: str) -> dict[str, Any]:
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=2, lora_alpha=4, target_modules=["query", "value"], task_type="SEQ_CLS")
+    return train(folder, output, {"weight_decay": 0.1}, model=folder / "sure", peft_config=lora)

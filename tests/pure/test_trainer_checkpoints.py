@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import TrainerState
+from transformers import DefaultFlowCallback, EarlyStoppingCallback, TrainerState
+from transformers.trainer_callback import CallbackHandler
 
+from avgpipe_ds.trainer.callbacks import callback_states, load_callback_states
 from avgpipe_ds.trainer.checkpoints import STATE_FILE, complete_checkpoints, find_checkpoint, rotate, write_state
 from avgpipe_ds.trainer.evaluation import rectangular
 from avgpipe_ds.trainer.log import TrainingLog
@@ -93,6 +96,18 @@ def test_means_since_the_last_line_survive_a_checkpoint() -> None:
     line = resumed.line(learning_rate=0.1, grad_norm=2, epoch=0.75, num_samples=8)
     assert line == {"loss": 2.5, "learning_rate": 0.1, "grad_norm": 2.0, "samples_per_second": 8.0}
     assert resumed.total_loss == 8.0 and resumed.steps == 0
+
+
+def test_callbacks_go_on_where_they_were() -> None:
+    def handler() -> CallbackHandler:
+        return CallbackHandler([DefaultFlowCallback(), EarlyStoppingCallback(early_stopping_patience=3)], None, None, None, None)
+
+    before, after = handler(), handler()
+    before.callbacks[1].early_stopping_patience_counter = 2
+    states = callback_states(before)
+    states["EarlyStoppingCallback"]["args"]["early_stopping_patience"] = 9  # arguments are those of now
+    load_callback_states(after, json.loads(json.dumps(states)))
+    assert after.callbacks[1].early_stopping_patience_counter == 2 and after.callbacks[1].early_stopping_patience == 3
 
 
 def test_arrays_of_one_shape() -> None:
