@@ -107,8 +107,8 @@ class AvgPipeConfig(_Section):
     )
     preflight: bool | Annotated[str, Field(min_length=1)] = Field(
         default=False,
-        description="true or false: whether one micro-batch is checked before training; or a file that what is found is written to"
-        " before training ends",
+        description="true or false: whether one micro-batch is checked before training; or a file that what is found is"
+        " written to before training ends",
     )
 
     @field_validator("trace", mode="before")

@@ -44,6 +44,7 @@ def main(narrator: Narrator) -> None:
             num_stages=options.stages,
             task="sequence-classification",
             id2label=dict(enumerate(classes)),
+            pad_token_id=tokenizer.pad_token_id,
             activation_checkpoint_interval=options.activation_checkpoint_interval,
             seed=options.seed,
         )

@@ -38,6 +38,7 @@ def to_pipeline(
     num_labels: int | None = None,
     id2label: Mapping[int, str] | None = None,
     problem_type: ProblemType | None = None,
+    pad_token_id: int | None = None,
     dtype: torch.dtype = torch.float32,
     attn_implementation: str | None = None,
     partition_method: str = "compute",
@@ -45,6 +46,7 @@ def to_pipeline(
     activation_checkpoint_interval: int = 0,
     loss_fn: Callable[..., Any] | None = None,
     peft: str | Path | PeftConfig | None = None,
+    trust_remote_code: bool = False,
     seed: int = 1234,
 ) -> HFPipelineModule:
     """Make a Hugging Face model a `PipelineModule`. Every rank must call it, after `avgpipe_ds.init_distributed()`.
@@ -61,6 +63,8 @@ def to_pipeline(
         id2label: names of the classes, written into the exported config.
         problem_type: what the labels of a sequence are, written into the exported config, too; default: that of the config, where
             one label is a number and several are exclusive classes.
+        pad_token_id: of the tokenizer, for a model that classifies sequences and whose config has none. Written into the exported
+            config.
         dtype: of the weights.
         attn_implementation: `"eager"`, `"sdpa"`, ...; default: transformers' choice.
         partition_method: `"compute"` balances the arithmetic of the stages (parameters that are multiplied with, so not
@@ -72,6 +76,7 @@ def to_pipeline(
             dictionary of scalars to report. Default: that of the task and of `problem_type`.
         peft: adapters that are trained instead of the model: a config of the peft library, such as `LoraConfig`, or a folder that
             it has written.
+        trust_remote_code: whether the model may bring Python code of its own, which then runs here.
         seed: for weights that are new.
 
     Raises:
@@ -80,16 +85,17 @@ def to_pipeline(
 
     """
     _check_arguments(num_stages, task)
-    config = _config_of(model_or_name)
+    config = _config_of(model_or_name, trust_remote_code=trust_remote_code)
     family = family_of(config)
     checkpoint_labels = config.num_labels
     if task in CLASSIFICATIONS:
         _set_labels(config, num_labels, id2label)
     _set_problem(config, task, problem_type)
+    _set_padding(config, task, pad_token_id)
     loss_fn = loss_fn or default_loss(task, config)
     if isinstance(loss_fn, RegressionLoss):
         config.problem_type = "regression"  # as transformers' own training notes it: else its pipelines squash the numbers
-    shell = build_shell(config, task, dtype, attn_implementation)
+    shell = build_shell(config, task, dtype, attn_implementation, trust_remote_code=trust_remote_code)
     adapters = None if peft is None else open_adapters(peft)
     if adapters is not None:
         adapters.inject(shell, task, config.name_or_path or None)
@@ -133,7 +139,7 @@ def _check_arguments(num_stages: int, task: str) -> None:
         raise ValueError(f"expected num_stages to divide the {world_size} ranks, got {num_stages}: start a multiple of it")
 
 
-def _config_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig) -> Any:
+def _config_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig, *, trust_remote_code: bool) -> Any:
     """A private copy of the model's config."""
     if isinstance(model_or_name, PretrainedConfig):
         return copy.deepcopy(model_or_name)
@@ -143,7 +149,7 @@ def _config_of(model_or_name: str | Path | PreTrainedModel | PretrainedConfig) -
     if (isinstance(model_or_name, Path) or name.startswith((".", "/", "~"))) and not Path(name).is_dir():
         raise ValueError(f"expected a folder with a Hugging Face model, but {name!r} is none")
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"expected a folder or hub name with a config.json that transformers knows, got {name!r}: {error}"
@@ -168,6 +174,17 @@ def _set_labels(config: Any, num_labels: int | None, id2label: Mapping[int, str]
         config.label2id = {label: index for index, label in id2label.items()}
     elif num_labels is not None and num_labels != config.num_labels:
         config.num_labels = num_labels
+
+
+def _set_padding(config: Any, task: Task, pad_token_id: int | None) -> None:
+    if task != "sequence-classification" or config.pad_token_id is not None:
+        return  # and not to be changed: the padding token's row of the word embedding is not trained
+    config.pad_token_id = pad_token_id
+    if pad_token_id is None:
+        raise ValueError(
+            f"this {config.model_type} has no pad_token_id in its config, and can't tell where a sequence ends without: pass "
+            "pad_token_id=tokenizer.pad_token_id (after tokenizer.pad_token = tokenizer.eos_token, if that has none either)"
+        )
 
 
 def _set_problem(config: Any, task: Task, problem_type: ProblemType | None) -> None:

@@ -15,7 +15,9 @@ from avgpipe_ds.hf.tasks import Task, auto_class
 __all__ = ["build_shell", "max_positions", "own_names", "own_shapes"]
 
 
-def build_shell(config: Any, task: Task, dtype: torch.dtype, attn_implementation: str | None = None) -> Any:
+def build_shell(
+    config: Any, task: Task, dtype: torch.dtype, attn_implementation: str | None = None, *, trust_remote_code: bool = False
+) -> Any:
     """The `PreTrainedModel` of `config` for `task`, all tensors on the meta device.
 
     Raises:
@@ -24,10 +26,11 @@ def build_shell(config: Any, task: Task, dtype: torch.dtype, attn_implementation
     """
     attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     factory = auto_class(task)
-    if type(config) not in factory._model_mapping:
+    brings_code = trust_remote_code and factory.__name__ in (getattr(config, "auto_map", None) or {})
+    if type(config) not in factory._model_mapping and not brings_code:
         raise ValueError(f"transformers has no {config.model_type} for {task!r} ({factory.__name__}): choose another task")
     with torch.device("meta"):
-        return factory.from_config(config, dtype=dtype, **attention)
+        return factory.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code, **attention)
 
 
 def own_shapes(shell: Any) -> dict[str, torch.Size]:

@@ -6,7 +6,7 @@ Everything that can be wrong is found before the engine is built, and on every r
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ class Ingredients:
                 f"eval_dataset: expected one with eval_strategy={args.eval_strategy!r}, got None: pass it, or take out"
                 " eval_strategy and eval_steps"
             )
+        if self.tokenizer is None:
+            raise ValueError("processing_class: expected the model's tokenizer, got None: it says how samples are padded")
         for name, samples in self._data_sets():
             check_samples(samples, self.task, name=name)
         Path(args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -101,6 +103,7 @@ class Ingredients:
             num_stages=self.num_stages,
             task=self.task,
             id2label=self.id2label,
+            pad_token_id=self.tokenizer.pad_token_id,
             attn_implementation=args.attn_implementation,
             partition=args.partition,
             activation_checkpoint_interval=int(args.gradient_checkpointing),
@@ -117,9 +120,10 @@ class Ingredients:
             module.loss_fn = replace(loss_fn, label_smoothing=args.label_smoothing_factor)  # type: ignore[type-var]
         return module
 
-    def _data_sets(self) -> list[tuple[str, Sequence[Sample]]]:
-        pairs = (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset))
-        return [(name, samples) for name, samples in pairs if samples is not None or name == "train_dataset"]  # type: ignore[misc]
+    def _data_sets(self) -> Iterator[tuple[str, Sequence[Sample]]]:
+        yield "train_dataset", self.train_dataset
+        if self.eval_dataset is not None:
+            yield "eval_dataset", self.eval_dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

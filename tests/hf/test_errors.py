@@ -105,6 +105,30 @@ def test_labels():
     refused("expected problem_type to be .*got 'ranking'", tiny_config("bert"), problem_type="ranking")
 
 
+def test_no_padding_token():
+    config = tiny_config("llama")
+    config.pad_token_id = None
+    refused(r"this llama has no pad_token_id .*pass pad_token_id=tokenizer.pad_token_id", config)
+
+
+def test_a_padding_token_where_there_is_none(monkeypatch):
+    kept = {}
+    monkeypatch.setattr(HFPipelineModule, "__init__", lambda self, *args, hf_config, **kwargs: kept.update(vars(hf_config)))
+    for given, task, expected in ((None, CLASSIFY, 2), (0, CLASSIFY, 0), (None, "causal-lm", None)):
+        config = tiny_config("llama")
+        config.pad_token_id = given
+        to_pipeline(config, num_stages=1, task=task, pad_token_id=2)
+        assert kept["pad_token_id"] == expected
+
+
+def test_code_that_a_model_brings_is_not_run(tmp_path):
+    """Unless it is asked for."""
+    (tmp_path / "config.json").write_text('{"model_type": "strange", "auto_map": {"AutoConfig": "strange.StrangeConfig"}}')
+    (tmp_path / "strange.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    refused("trust_remote_code=True", tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_variants_that_are_other_models():
     config = tiny_config("bert")
     config.is_decoder = True

@@ -114,7 +114,7 @@ def test_memory_limit_is_strict(value):
 def test_blocks_must_be_objects(value):
     with pytest.raises(
         ConfigError,
-        match="expected an object with num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace, preflight; got",
+        match="expected an object with num_pipelines, averaging, schedule, partition, memory_limit_gb, tuning, trace, preflight",
     ):
         AvgPipeConfig.from_deepspeed({"avgpipe": value})
     (line,) = problems(schedule=value)
