@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from avgpipe_ds.config import AvgPipeConfig
     from avgpipe_ds.deepspeed_compat import PartitionedModule as PipelineModule
     from avgpipe_ds.engine import AvgPipeEngine
-    from avgpipe_ds.errors import AvgPipeError, ConfigError, DataExhausted
+    from avgpipe_ds.errors import AvgPipeError, ConfigError, DataError, DataExhausted
     from avgpipe_ds.initialization import init_distributed, initialize, partition_of
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "AvgPipeEngine",
     "AvgPipeError",
     "ConfigError",
+    "DataError",
     "DataExhausted",
     "PipelineModule",
     "init_distributed",
@@ -34,6 +35,7 @@ _HOMES = {
     "AvgPipeEngine": "engine",
     "AvgPipeError": "errors",
     "ConfigError": "errors",
+    "DataError": "errors",
     "DataExhausted": "errors",
     "init_distributed": "initialization",
     "initialize": "initialization",
