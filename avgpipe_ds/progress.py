@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 import torch
-from deepspeed.utils import logger  # its handler shows the line where DeepSpeed's users look for it
 from torch import Tensor
 
 from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.announce import announce
 from avgpipe_ds.execution.loss_record import LOSS, mean_of
 from avgpipe_ds.execution.pipeline import Pipeline
 
@@ -43,10 +43,5 @@ class Progress:
         (then, trained), now = self._since, time.perf_counter()
         seconds = (now - then) / max(1, iteration - trained)
         self._since = (now, iteration)
-        logger.info(
-            "steps: %d loss: %.4f iter time (s): %.3f samples/sec: %.3f",
-            engine.global_steps,
-            loss,
-            seconds,
-            num_pipelines * engine.train_batch_size() / seconds,
-        )
+        speed = num_pipelines * engine.train_batch_size() / seconds
+        announce(f"steps: {engine.global_steps} loss: {loss:.4f} iter time (s): {seconds:.3f} samples/sec: {speed:.3f}")

@@ -12,8 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from deepspeed.utils import logger  # its handler shows the line where DeepSpeed's users look for it
-
+from avgpipe_ds.announce import announce
 from avgpipe_ds.errors import AgreedError, AvgPipeError
 from avgpipe_ds.execution.stage import Stage
 from avgpipe_ds.memory.breakdown import Breakdown
@@ -96,7 +95,7 @@ class AdaptiveAdvance:
             return
         self.decisions.append(decision)
         if topology.rank == topology.world_ranks[0]:
-            logger.info("%s%s", decision.reason, ": it stays" if decision.settled else "")
+            announce(f"{decision.reason}{': it stays' if decision.settled else ''}")
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

@@ -5,8 +5,7 @@ M is the data loader's and stays; `avgpipe-tune` chooses it, too.
 
 from __future__ import annotations
 
-from deepspeed.utils import logger  # its handler shows the line where DeepSpeed's users look for it
-
+from avgpipe_ds.announce import announce
 from avgpipe_ds.config import AvgPipeConfig
 from avgpipe_ds.errors import ConfigError
 from avgpipe_ds.tuning.choice import best, rank
@@ -46,5 +45,5 @@ def choose_pipelines(config: AvgPipeConfig, profile: Profile, *, say: bool) -> A
             f"{one.prediction.setting.num_pipelines}: {one.out or f'{one.prediction.samples_per_s:.4g} samples/s'}"
             for one in sorted(ranked, key=lambda one: one.prediction.setting)
         )
-        logger.info('"num_pipelines": "auto" goes on with %d; predicted: %s', chosen.setting.num_pipelines, found)
+        announce(f'"num_pipelines": "auto" goes on with {chosen.setting.num_pipelines}; predicted: {found}')
     return possible[chosen.setting.num_pipelines]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -44,11 +46,17 @@ def follow(run: Run, best: int, folder: str | None = None, saved_after: int = 0)
 
     engine.advance.trained = trained
     data = run.task.data()
+    printed = StringIO()
     for iteration in range(run.iterations):
-        engine.train_batch(data)
+        with redirect_stdout(printed):
+            engine.train_batch(data)
         if folder is not None and iteration + 1 == saved_after:
             engine.save_checkpoint(folder)
     found = {"slots": slots, "advance": engine.advance.advance, "settled": engine.advance.settled}
+    decisions = [f"{one.reason}{': it stays' if one.settled else ''}" for one in engine.advance.decisions]
+    assert decisions and [line for line in printed.getvalue().splitlines() if line in decisions] == (
+        decisions if engine.stage_id == 0 else []
+    )
     engine.close()
     return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from itertools import islice
 from typing import Any
 from unittest import mock
@@ -34,7 +36,7 @@ RUN = Run(
 )
 
 
-def train_three(run: Run) -> tuple[list[Snapshot], int, int]:
+def train_three(run: Run) -> tuple[list[Snapshot], int, int, str]:
     """As `train`; whatever the profile of this tiny model says, three pipelines go on."""
 
     def three(config: AvgPipeConfig, profile: Profile, *, say: bool) -> AvgPipeConfig:
@@ -43,17 +45,18 @@ def train_three(run: Run) -> tuple[list[Snapshot], int, int]:
         return config.with_pipelines(3)
 
     engines: list[Any] = []
-    with mock.patch("avgpipe_ds.engine.choose_pipelines", three):
+    with mock.patch("avgpipe_ds.engine.choose_pipelines", three), redirect_stdout(StringIO()) as printed:
         history = train(run, lambda engine, data: engines.append(engine))
-    return history, engines[0].consumed_micro_batches, engines[0].samples_per_iteration()
+    return history, engines[0].consumed_micro_batches, engines[0].samples_per_iteration(), printed.getvalue()
 
 
 def test_one_then_three(worlds: dict[int, World]) -> None:
     """All three start from the weights and the optimizer of the first, with the batches that come next."""
     results = worlds[2].run(train_three, RUN)
-    found = whole([history for history, _, _ in results])
+    found = whole([history for history, *_ in results])
     consumed = RUN.num_micro_batches * (FIRST + 3 * 3)
-    assert [(micro_batches, samples) for _, micro_batches, samples in results] == [(consumed, 3 * 4 * 3)] * 2
+    assert [(micro_batches, samples) for _, micro_batches, samples, _ in results] == [(consumed, 3 * 4 * 3)] * 2
+    assert [printed.count('"num_pipelines": "auto" goes on with') for *_, printed in results] == [1, 0]
     one = whole(worlds[2].run(train, replace(RUN, avgpipe={"num_pipelines": 1}, iterations=FIRST)))
     assert_same_history(found[: FIRST - 1], one[:-1], tolerance=0)
     last, first = found[FIRST - 1], one[-1]
@@ -102,7 +105,7 @@ class Later(Task):
 def test_masters_and_replicas(worlds: dict[int, World], num_ranks: int, config: dict[str, Any]) -> None:
     """As if each of the three had been trained alone from the start, and then been pulled."""
     world, run = worlds[num_ranks], replace(RUN, task=Task(tied=True), config=config, iterations=FIRST + 1)
-    found = whole([history for history, _, _ in world.run(train_three, run)])
+    found = whole([history for history, *_ in world.run(train_three, run)])
     alone = []
     for turn in range(3):
         single = replace(run, task=Later(tied=True, turn=turn), avgpipe={"num_pipelines": 1})
