@@ -66,7 +66,7 @@ def best(candidates: list[Candidate]) -> Prediction:
         )
     fastest = max(one.samples_per_s for one in fitting)
     as_fast = [one for one in fitting if one.samples_per_s >= (1 - _AS_FAST) * fastest]
-    return min(as_fast, key=lambda one: (one.peak_bytes, one.setting))
+    return min(as_fast, key=lambda one: (one.peak_bytes, -one.samples_per_s, one.setting))
 
 
 def _too_large(prediction: Prediction, memory_limit_gb: float | None) -> str:
