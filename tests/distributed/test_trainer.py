@@ -186,11 +186,12 @@ ERRORS = {
     "too long": "sample 40 has 25 tokens, and the model has 20 positions: tokenise with max_length=20",
     "classes": "eval_dataset: sample 0 is of class 2, and the model has the classes 0 to 1: pass id2label",
     "no eval_dataset": "eval_dataset: expected one with eval_strategy='steps', got None",
+    "tokenizer": "processing_class: expected the model's tokenizer, got None",
     "stages": "num_stages: expected it to divide the 2 processes, got 3",
     "model": "expected a folder with a Hugging Face model",
     "output_dir": "File exists",
     "configuration": "gradient_accumulation_steps: the arguments say 2, the configuration says 8\n.*bf16.enabled: .*False.*True",
-    "block": 'avgpipe.schedule.nam: unknown key; did you mean "avgpipe.schedule.name"',
+    "block": 'avgpipe.schedule.advances: unknown key; did you mean "avgpipe.schedule.advance"',
     "tokens": "needs a label for every token, but these samples have a class for every sample",
 }
 
@@ -216,6 +217,7 @@ def test_bad_calls(worlds: dict[int, World], folder: Path) -> None:
     for found in worlds[2].run(cases.bad_calls, folder):
         assert "expected tokenised samples, got None" in found["evaluate"][1]
         assert "needs a class for every sample" in found["evaluate other"][1]
+        assert found["nearly too long"] == ("", "no error")
         assert "expected a folder with a complete checkpoint" in found["incomplete"][1]
         assert found["steps"] == ("", "2") and found["resumed"] == ("", "4")
         assert found["again"][0] == "RuntimeError" and "has trained 2 steps" in found["again"][1]
