@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from deepspeed.utils import logger  # its handler shows the line where DeepSpeed's users look for it
 
 from avgpipe_ds import deepspeed_compat as compat
+from avgpipe_ds.announce import announce
 from avgpipe_ds.data_feed import MicroBatch
 from avgpipe_ds.errors import AgreedError
 from avgpipe_ds.execution.stage import Stage
@@ -38,7 +37,7 @@ def check_engine(engine: compat.StageEngine, stage: Stage, items: Sequence[Micro
     if not all(stage.rendezvous.gather(("data to check",), stage.topology.world_ranks, has_data)):
         return None
     if stage.topology.rank == stage.topology.world_ranks[0]:
-        logger.info("checking one micro-batch before training")
+        announce("checking one micro-batch before training")
     inputs, labels = items[0] if items else (None, None)
     with compat.autocast(engine):
         full_precision = not torch.is_autocast_enabled(stage.device.type)
@@ -70,7 +69,7 @@ def tell(report: Report, stage: Stage, file: str | None) -> None:
     if topology.rank == topology.world_ranks[0]:
         try:
             if file is None:
-                logger.log(logging.WARNING if report.problems else logging.INFO, "the check before training\n%s", as_text(report))
+                announce(f"the check before training\n{as_text(report)}")
             else:
                 report.save(Path(file))
         except OSError as error:
