@@ -144,7 +144,8 @@ class Skeleton(nn.Module):
         try:
             yield given
         finally:
-            given.embedded = given.hidden = given.first = None  # graphs must not outlive their micro-batch
+            # Graphs must not outlive their micro-batch.
+            given.embedded, given.hidden, given.first, given.calls = None, None, None, Calls()
 
 
 def only_before(model: Any, family: Family) -> Skeleton:

@@ -175,3 +175,15 @@ def test_a_sequence_beyond_the_positions_is_refused():
             module((ids, mask))
         with pytest.raises(ValueError, match=r"one shape.*\(4, 25\) and \(4, 24\)"):
             module((ids, mask[:, 1:]))
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta-v3", "gpt2"])
+def test_nothing_of_a_micro_batch_stays_in_the_layers(name):
+    """Neither tensors nor graphs: several micro-batches are under way at once, and memory is counted."""
+    module = pipeline_of(unsplit(name), name)
+    ids, mask, labels = make_batch(name)
+    run_stages(module, 2, (ids, mask), labels)
+    for layer in module.forward_funcs:
+        for part in getattr(layer, "modules", lambda: [])():
+            given = getattr(part, "_given", None)
+            assert given is None or (given.embedded, given.hidden, given.first, given.calls.arguments) == (None, None, None, [])
