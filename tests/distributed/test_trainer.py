@@ -109,8 +109,11 @@ def trained_by_transformers(folder: Path, **options: Any) -> list[dict[str, floa
     ],
     ids=["clipped", "decayed and smoothed"],
 )
-def test_the_same_as_transformers(worlds: dict[int, World], folder: Path, options: dict[str, Any]) -> None:
+def test_the_same_as_transformers(
+    worlds: dict[int, World], folder: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("accelerate")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)  # of other tests here; transformers would look for other processes
     options = {"num_train_epochs": 6, **options}
     shape = {"num_pipelines": 1, "per_device_train_batch_size": 10, "gradient_accumulation_steps": 4}
     (ours, _) = worlds[2].run(cases.train_sure, folder, f"ours-{options['lr_scheduler_type']}", options | shape)
