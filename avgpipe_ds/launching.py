@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +99,8 @@ def read_config(file: Path) -> dict[str, Any]:
         config = hjson.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: expected an object {{...}}, as DeepSpeed's configurations are, got a {type(config).__name__}")
     plain: dict[str, Any] = copy.deepcopy(dict(config))
     AvgPipeConfig.from_deepspeed(plain)
     return plain
@@ -134,15 +140,67 @@ def run_for_result(
         AvgPipeError: it ended without a result.
 
     """
-    with tempfile.TemporaryDirectory(prefix=".avgpipe-", dir=folder.resolve()) as own:
+    try:
+        hidden = tempfile.TemporaryDirectory(prefix=".avgpipe-", dir=folder.resolve())
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be written to: {error}") from error
+    with hidden as own, _signals_end_it():
         result, config = Path(own, "result.json"), Path(own, "config.json")
         config.write_text(json.dumps(configure(result)), encoding="utf-8")
         command = launch.command(config)
         console.print(f"{doing}: {shlex.join(command)}", soft_wrap=True)
-        code = subprocess.run(command, check=False).returncode
+        code = _run(command)
         if not result.exists():
-            raise AvgPipeError(f"the run ended with exit status {code} and no {what}: what it printed says why. {hint}")
+            raise AvgPipeError(
+                f"the run ended with exit status {code} and no {what}: what it printed says why. {hint}. Where a port is taken,"
+                " choose another one: --launcher '--master_port 29501'"
+            )
         return read(result)
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run it in a process group of its own, which ends with this: ranks must not train on when nobody waits for them."""
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            return process.wait()
+        finally:
+            _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Those who do not end when they are asked to are ended."""
+    for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 1.0)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline and _group_exists(process):
+            time.sleep(0.05)
+
+
+def _group_exists(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # or it would stay as a zombie, and with it the group
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Signals that would end this process at once interrupt it, so that it tidies up."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def _launcher() -> str:

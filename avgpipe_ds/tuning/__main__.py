@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ from avgpipe_ds.tuning.profile import Profile
 from avgpipe_ds.tuning.setting import candidates
 from avgpipe_ds.tuning.table import table
 
+_MOST_PIPELINES = 64
+"""Each of them is predicted; as many as no accelerator holds."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Profile, predict, print a table, and write the configuration."""
@@ -45,11 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="avgpipe-tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    positive, up_to = partial(_number, least=1), partial(_number, least=1, most=_MOST_PIPELINES)
     parser.add_argument("--predictor", choices=PREDICTORS, help="default: the configuration's, or simulation")
-    parser.add_argument("--max-pipelines", type=_positive, metavar="N", help="the largest N (default: the configuration's, or 4)")
-    parser.add_argument("--max-advance", type=_not_negative, default=2, metavar="A", help="the largest advance (default 2)")
+    parser.add_argument("--max-pipelines", type=up_to, metavar="N", help="the largest N (default: the configuration's, or 4)")
+    parser.add_argument(
+        "--max-advance", type=partial(_number, least=0), default=2, metavar="A", help="the largest advance (default 2)"
+    )
     parser.add_argument("--memory-limit-gb", type=float, metavar="GB", help="per accelerator (default: the configuration's)")
-    parser.add_argument("--iterations", type=_positive, help="to be profiled (default: the configuration's, or 20)")
+    parser.add_argument("--iterations", type=positive, help="to be profiled (default: the configuration's, or 20)")
     parser.add_argument("--output", type=Path, help="the configuration to write (default: c.tuned.json beside c.json)")
     parser.add_argument("--profile", type=Path, help="keep the profile in this file, and take it from there if it exists")
     parser.add_argument(
@@ -67,8 +75,9 @@ def _tune(options: argparse.Namespace) -> None:
     file = launch.config_file
     config = read_config(file)
     output: Path = options.output or file.with_suffix(".tuned.json")
-    if not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no folder {output.parent}")
+    _check_writable(output, "--output")
+    if options.profile is not None:
+        _check_writable(options.profile, "--profile")
     block = AvgPipeConfig.from_deepspeed(config)
     limit = block.memory_limit_gb if options.memory_limit_gb is None else options.memory_limit_gb
     if limit is not None and not limit > 0:
@@ -112,8 +121,9 @@ def _profile(options: argparse.Namespace, config: dict[str, Any], launch: Launch
     """Of a run that is started for it, or of the file that --profile names."""
     kept: Path | None = options.profile
     if kept is not None and kept.exists():
-        console.print(f"profile of {kept}")
-        return Profile.load(kept)
+        known = Profile.load(kept)
+        console.print(f"profile of {kept}: {known}", soft_wrap=True)
+        return known
     iterations = options.iterations or AvgPipeConfig.from_deepspeed(config).tuning.iterations
     profile = run_for_result(
         launch,
@@ -130,6 +140,14 @@ def _profile(options: argparse.Namespace, config: dict[str, Any], launch: Launch
     return profile
 
 
+def _check_writable(file: Path, option: str) -> None:
+    """Better now than after a run."""
+    if not file.parent.is_dir():
+        raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise ConfigError(f"{option} {file}: {'is a folder' if file.is_dir() else f'{file.parent} can not be written to'}")
+
+
 def _write(file: Path, text: str) -> None:
     """All of it or nothing."""
     try:
@@ -139,18 +157,10 @@ def _write(file: Path, text: str) -> None:
         raise ConfigError(f"can't write {file}: {error}") from error
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text}")
-    return value
-
-
-def _not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a number from 0, got {text}")
-    return value
+def _number(text: str, *, least: int, most: int | None = None) -> int:
+    if not text.isdecimal() or not least <= int(text) <= (most or int(text)):
+        raise argparse.ArgumentTypeError(f"expected an integer from {least}{f' to {most}' if most else ''}, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -27,17 +27,25 @@ def profiling(config: dict[str, Any], result: Path, iterations: int) -> dict[str
 def check_batch(config: dict[str, Any], profile: Profile) -> None:
     """A profile is of one batch size.
 
+    Of `train_batch_size`, `train_micro_batch_size_per_gpu` and `gradient_accumulation_steps` a configuration may leave some to
+    DeepSpeed, which infers them.
+
     Raises:
         ConfigError: `config` has another one.
 
     """
-    micro_batch, number = config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps", 1)
-    whole = config.get("train_batch_size")
-    batch = micro_batch * number if isinstance(micro_batch, int) and isinstance(number, int) else None
-    if (batch is not None and batch != profile.batch) or (isinstance(whole, int) and whole % profile.batch):
+    micro_batch, number, whole = (
+        value if isinstance(value := config.get(key), int) else None
+        for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    )
+    expected = profile.batch * profile.num_replicas
+    found = {whole} if whole is not None else set()
+    if micro_batch is not None and (number is not None or whole is None):
+        found.add(micro_batch * (number or 1) * profile.num_replicas)
+    if found - {expected}:
         raise ConfigError(
-            f"the profile is of batches of {profile.batch} samples, the configuration asks for"
-            f" {whole if batch is None else batch}: remove the profile, or name that of this configuration"
+            f"the profile is of batches of {expected} samples on {profile.num_replicas} replica(s), the configuration asks for"
+            f" {' and '.join(map(str, sorted(found)))}: remove the profile, or name that of this configuration"
         )
 
 

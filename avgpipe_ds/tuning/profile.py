@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from avgpipe_ds.atomic import replacing
 from avgpipe_ds.errors import AvgPipeError
@@ -103,6 +104,14 @@ class StageProfile(_Part):
     layers: tuple[Layer, ...] = ()
     state: ModelState = ModelState()
 
+    @field_validator("passes")
+    @classmethod
+    def _ascending(cls, passes: tuple[Passes, ...]) -> tuple[Passes, ...]:
+        sizes = [one.samples for one in passes]
+        if any(low >= high for low, high in pairwise(sizes)):
+            raise ValueError(f"expected ascending numbers of samples, got {sizes}")
+        return passes
+
     def utilisation_at(self, samples: float) -> float:
         """How much of the accelerator a micro-batch uses, as far as the probe knows: its speed as a part of the best one seen."""
 
@@ -147,6 +156,7 @@ class Profile(_Part):
     Attributes:
         num_pipelines, num_micro_batches: N and M of the profile.
         batch: B, samples that one pipeline trains on per optimizer step, on one data-parallel replica.
+        num_replicas: data-parallel ones.
         clipping: whether steps wait for the norm of all stages' gradients.
         stages: stage 0 first.
 
@@ -156,6 +166,7 @@ class Profile(_Part):
     num_micro_batches: int = Field(ge=1)
     batch: int = Field(ge=1)
     clipping: bool
+    num_replicas: int = Field(default=1, ge=1)
     stages: tuple[StageProfile, ...] = Field(min_length=1)
 
     @property
@@ -178,6 +189,13 @@ class Profile(_Part):
             return self.micro_batch
         return min(self.micro_batch, *(stage.passes[0].samples for stage in self.stages))
 
+    def __str__(self) -> str:
+        weights = ", ".join(f"{(stage.state.trained + stage.state.frozen) / 2**20:.3g}" for stage in self.stages)
+        return (
+            f"{len(self.stages)} stages with {weights} MiB of weights, N = {self.num_pipelines}, M = {self.num_micro_batches},"
+            f" batches of {self.batch} samples on {self.num_replicas} replica(s)"
+        )
+
     def save(self, file: Path) -> None:
         """Write it as JSON, all or nothing."""
         with replacing(file) as part:
@@ -193,5 +211,9 @@ class Profile(_Part):
         """
         try:
             return cls.model_validate_json(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, ValidationError) as error:
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the file"
+            raise AvgPipeError(f"{file} is no profile, or was cut off: {place}: {first['msg']}; remove it") from error
+        except (OSError, UnicodeDecodeError) as error:
             raise AvgPipeError(f"{file} is no profile: {error}") from error

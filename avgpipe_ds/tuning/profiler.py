@@ -76,6 +76,7 @@ class Profiler:
             num_pipelines=stage.num_pipelines,
             num_micro_batches=stage.num_micro_batches,
             batch=int(engine.train_micro_batch_size_per_gpu()) * stage.num_micro_batches,
+            num_replicas=len(stage.topology.world_ranks) // stage.topology.num_stages,
             clipping=engine.gradient_clipping() > 0 or compat.has_own_collectives(engine),
             stages=_slowest_replicas(everybody, stage.topology.num_stages),
         )

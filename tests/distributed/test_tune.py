@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,13 @@ def test_a_run_that_fails_or_ends_early_leaves_nothing(tmp_path: Path) -> None:
     assert files(tmp_path) == {"c.json"}
 
 
-def test_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C, which a terminal sends to all that was started: nothing is left of it, neither files nor processes."""
+@pytest.mark.parametrize(
+    ("interrupt", "number"),
+    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGINT), (os.kill, signal.SIGTERM)],
+    ids=["ctrl-c", "interrupt", "terminate"],
+)
+def test_interrupted(tmp_path: Path, interrupt: Callable[[int, int], None], number: int) -> None:
+    """Ctrl-C, which a terminal sends to a whole group, or a signal to the command alone: neither files nor processes are left."""
     (tmp_path / "c.json").write_text(CONFIG)
     endless = (SCRIPT, "--deepspeed_config", "c.json", "--iterations", "1000000")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -91,7 +97,7 @@ def test_interrupted(tmp_path: Path) -> None:
         assert tuning.stdout is not None
         assert any("training has begun" in line for line in tuning.stdout)
         assert len(started(tmp_path)) >= 2
-        os.killpg(tuning.pid, signal.SIGINT)
+        interrupt(tuning.pid, number)
         said = tuning.communicate(timeout=60)[0]
     assert tuning.returncode == 130 and "interrupted; nothing was written" in said, said
     assert started(tmp_path) == []
@@ -110,7 +116,14 @@ def started(folder: Path) -> list[psutil.Process]:
         ((SCRIPT, "--deepspeed_config", "missing.json"), "missing.json"),
         (("--memory-limit-gb", "-1", SCRIPT, "--deepspeed_config", "c.json"), "--memory-limit-gb must be above 0, got -1"),
         (("--output", "no/where.json", SCRIPT, "--deepspeed_config", "c.json"), "there is no folder no"),
-        (("--max-pipelines", "0", SCRIPT, "--deepspeed_config", "c.json"), "expected a number from 1, got 0"),
+        (("--max-pipelines", "0", SCRIPT, "--deepspeed_config", "c.json"), "expected an integer from 1 to 64, got '0'"),
+        (("--max-pipelines", "9999", SCRIPT, "--deepspeed_config", "c.json"), "expected an integer from 1 to 64, got '9999'"),
+        (("--iterations", "x", SCRIPT, "--deepspeed_config", "c.json"), "expected an integer from 1, got 'x'"),
+        (("--output", ".", SCRIPT, "--deepspeed_config", "c.json"), "is a folder"),
+        (
+            ("--profile", "no/where.json", SCRIPT, "--deepspeed_config", "c.json"),
+            "no/where.json: there is no folder no",
+        ),
         (("--profile", "c.json", SCRIPT, "--deepspeed_config", "c.json"), "c.json is no profile"),
     ],
 )
