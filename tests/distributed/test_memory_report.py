@@ -66,3 +66,11 @@ def test_before_training_there_is_nothing_to_tell(worlds: dict[int, World]) -> N
     with pytest.raises(CaseFailed) as caught:
         worlds[2].run(unmeasured, Run())
     assert all("train an iteration first" in text for text in caught.value.errors.values()) and len(caught.value.errors) == 2
+
+
+def test_the_momentum_of_a_reference_counts(worlds: dict[int, World]) -> None:
+    averaging = {"rule": "sma", "momentum": 0.9}
+    run = Run(num_micro_batches=2, iterations=2, avgpipe={"num_pipelines": 2, "averaging": averaging})
+    for found, _ in worlds[2].run(report, run):
+        for one in found.stages:
+            assert one.measured.reference == one.predicted.reference == 3 * 2 * LAYER
