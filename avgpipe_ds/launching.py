@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import hjson
@@ -164,7 +165,8 @@ def _run(command: Sequence[str]) -> int:
         try:
             return process.wait()
         finally:
-            _end_group(process)
+            with _handled_by(signal.SIG_IGN, signal.SIGINT):  # whoever is impatient would leave ranks behind
+                _end_group(process)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -195,12 +197,22 @@ def _signals_end_it() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    earlier = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with _handled_by(interrupt):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], Any] | signal.Handlers, *more: signal.Signals) -> Iterator[None]:
+    """SIGTERM, SIGHUP and `more` have another handler; those that are ignored, as SIGHUP is under nohup, stay so."""
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, *more)}
+    for number, known in earlier.items():
+        if known is not signal.SIG_IGN:
+            signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+        for number, known in earlier.items():
+            signal.signal(number, known)
 
 
 def _launcher() -> str:
