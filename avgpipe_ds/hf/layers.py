@@ -156,11 +156,11 @@ class Block(nn.Module):
 class After(nn.Module):
     """All after the last block: norm, pooling, head."""
 
-    def __init__(self, skeleton: Skeleton, family: Family, tied: Sequence[str], pad_token_id: int | None) -> None:
+    def __init__(self, skeleton: Skeleton, tied: Sequence[str], pad_token_id: int | None) -> None:
         """`skeleton`: of `only_after`; copied. `tied`: the names in it of the weights that the word embedding has."""
         super().__init__()
         self.skeleton = copy.deepcopy(skeleton)
-        self.tied, self.shared, self.pad_token_id = tuple(tied), family.shared, pad_token_id
+        self.tied, self.pad_token_id = tuple(tied), pad_token_id
         materialise(self)
 
     def forward(self, inputs: Flow) -> Tensor:

@@ -77,7 +77,7 @@ def plan_layers(shell: Any, family: Family, finder: CallFinder) -> list[LayerPla
     def inside(skeleton: Skeleton, prefix: str) -> frozenset[str]:
         return frozenset(prefix + name for name in skeleton.model.state_dict()) & names
 
-    before, after = only_before(shell, family), only_after(shell, family, dict.fromkeys(aliases, words_path))
+    before, after = only_before(shell, family), only_after(shell, family, aliases)
     word_arguments = (words, max_positions(shell.config))
     if aliases:
         weight = ["embedding.weight"]
@@ -119,7 +119,7 @@ def plan_layers(shell: Any, family: Family, finder: CallFinder) -> list[LayerPla
         )
     layers.append(
         LayerPlan(
-            spec=LayerSpec(After, after, family, sorted(aliases), shell.config.pad_token_id),
+            spec=LayerSpec(After, after, sorted(aliases), shell.config.pad_token_id),
             own_prefix="skeleton.model.",
             checkpoint_prefix="",
             tensors=inside(after, ""),

@@ -10,7 +10,7 @@ such as another mask for every second block, is done here, too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,8 +166,8 @@ def only_calls(model: Any, family: Family) -> Skeleton:
     return skeleton
 
 
-def only_after(model: Any, family: Family, tied: Mapping[str, str]) -> Skeleton:
-    """The model with what runs after its blocks. The weights in `tied` (name of one here: name of another) are taken out."""
+def only_after(model: Any, family: Family, tied: Iterable[str]) -> Skeleton:
+    """The model with what runs after its blocks. The weights with the names in `tied` are taken out: they are given."""
     base, given = model.base_model, _Given()
     skeleton = _skeleton(model, _blocks(base, family, given) | _before(base, family, given), given)
     for name in tied:
